@@ -30,7 +30,6 @@ fi
 arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
 arguments+=(--inconclusive "${INCONCLUSIVE:-warn}")
 [[ -z ${PAIRS:-} ]] || arguments+=(--pairs "$PAIRS")
-[[ -z ${REMOVED:-} ]] || arguments+=(--removed "$REMOVED")
 [[ -z ${FLOOR:-} ]] || arguments+=(--floor "$FLOOR")
 [[ -z ${SETUP:-} ]] || arguments+=(--setup "$SETUP")
 while read -r expression; do

@@ -152,9 +152,7 @@ def no_xdist(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def quick(pytester: pytest.Pytester) -> pytest.Pytester:
     """Return a pytester whose measured tests take few short rounds, with the ten-watt meter."""
-    pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
-    )
+    pytester.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n")
     pytester.makeconftest(TEN_WATTS)
     return pytester
 

@@ -2,7 +2,7 @@
 """Energy of serving requests at three arrival rates.
 
 Runs for every available server: llama.cpp's with the package xllamacpp, and those given by
-``--energy-server-command`` or ``--energy-server-url``.
+``--energy-server``.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def body(notebook: Notebook) -> None:
             UNTIL_VARIABLE: str(time.monotonic() + notebook.left_s - 5.0),
         }
         options = ["--energy-backend=transformers", "--energy-isolation=run", f"--energy-report={report}"]
-        options += ["--energy-rounds=3", "--energy-budget=2", "--energy-warmup=1", "--energy-busy-timeout=5"]
+        options += ["--energy-rounds=3", "--energy-budget=2", "--energy-warmup=1", "--energy-lease-timeout=5"]
         done = run_command(
             notebook, "pytest", pytest_command("suite_inference", *options), notebook.left_s - 4, more
         )

@@ -153,13 +153,13 @@ def _check_foreign(notebook: Notebook, uuid: str) -> None:
         if not started:
             notebook.check(what, None, "the foreign process did not start")
             return
-        done, _, _ = _pytest(notebook, "foreign", uuid, "--energy-busy-timeout=2")
+        done, _, _ = _pytest(notebook, "foreign", uuid, "--energy-lease-timeout=2")
         message = next((line for line in done.output.splitlines() if "busy with" in line), done.last)
         notebook.check(what, done.code == 1 and "busy with" in done.output, message.strip())
         if notebook.left_s < 25.0:
             notebook.check("--energy-busy=skip skips the test", None, "out of time")
             return
-        done, _, _ = _pytest(notebook, "foreign-skip", uuid, "--energy-busy-timeout=2", "--energy-busy=skip")
+        done, _, _ = _pytest(notebook, "foreign-skip", uuid, "--energy-lease-timeout=2", "--energy-busy=skip")
         notebook.check("--energy-busy=skip skips the test", "1 skipped" in done.output, done.last)
 
 

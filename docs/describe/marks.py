@@ -12,9 +12,9 @@ from .text import capital, code, help_text, lines_of, page, table, typed
 
 #: Further reading for each mark.
 SEE = {
-    "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases)",
+    "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases), "
+    "[roles](../serving.md#prefill-and-decode-on-different-devices)",
     "gpu_settings": "[power limits and clocks](../devices.md#power-limits-and-clocks)",
-    "device_roles": "[disaggregated servers](../serving.md#prefill-and-decode-on-different-devices)",
     "parallel": "[several GPUs](../several-gpus.md)",
     "energy_options": "[settings of one test](../writing-tests.md#settings-of-one-test), "
     "[procedure](../how-it-measures.md#the-procedure)",

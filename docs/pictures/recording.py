@@ -113,7 +113,7 @@ def record(command: str, project: Path, *, columns: int, rows: int) -> Recording
                 (Path(place) / path.name).write_bytes(path.read_bytes())
         # Leases of other runs must not delay the recording.
         with tempfile.TemporaryDirectory() as locks:
-            environment = {"LLENERGY_LOCK_DIR": locks}
+            environment = {"LLENERGY_LOCK_DIR": locks, "OMP_NUM_THREADS": "1"}
             _run(recording, [sys.executable, "-m", *command.split()], Path(place), environment)
     recording.add(0.1, "\x1b[32m$\x1b[0m ")
     return recording

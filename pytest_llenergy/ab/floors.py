@@ -155,7 +155,6 @@ def apply_floors(
     fail_on: Sequence[str],
     metrics: Sequence[str],
     kept: Mapping[str, KeptFloor],
-    agreement: float | None = None,
 ) -> tuple[list[Criterion], list[str]]:
     """Return the criteria of a command line with kept floors, and a line for each floor that is used.
 
@@ -166,13 +165,12 @@ def apply_floors(
         fail_on: Values of ``--fail-on``.
         metrics: Values of ``--metric``.
         kept: Floors by metric.
-        agreement: Value of ``--agreement``; None is the default.
 
     Raises:
         PlanError: If a threshold, named or default, is below the floor.
     """
     criteria, lines = [], []
-    for criterion in parse_criteria(fail_on, metrics, agreement=agreement):
+    for criterion in parse_criteria(fail_on, metrics):
         names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
         metric = max(
             (name for name in names if name in kept), key=lambda name: kept[name].learned.floor, default=None
@@ -190,7 +188,7 @@ def apply_floors(
             )
         named = [criterion.metric] if criterion.metric is not None else []
         try:
-            criteria += parse_criteria(texts, named, floor.floor, agreement)
+            criteria += parse_criteria(texts, named, floor.floor)
         except PlanError as error:
             raise PlanError(f"{error} ({floor} in {place}; --floor 1% overrides it)") from None
         lines.append(str(floor))

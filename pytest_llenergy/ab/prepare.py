@@ -67,7 +67,6 @@ class CommandLine:
     metrics: Sequence[str] = ()
     fail_on: Sequence[str] = ()
     floor: float | None = None
-    agreement: float | None = None
     across: bool = False
     fresh: bool = False
     comparisons: int | None = None
@@ -78,7 +77,7 @@ class CommandLine:
         Raises:
             PlanError: If they are invalid.
         """
-        return parse_criteria(self.fail_on, self.metrics, self.floor, self.agreement)
+        return parse_criteria(self.fail_on, self.metrics, self.floor)
 
     @property
     def by_options(self) -> bool:
@@ -107,7 +106,7 @@ class Prepared:
         def choose(report: Report) -> list[Criterion]:
             read = self.select_reader(say) if self.select_reader is not None else None
             kept = load_floors(self.root, report, read)
-            criteria, lines = apply_floors(request.fail_on, request.metrics, kept, request.agreement)
+            criteria, lines = apply_floors(request.fail_on, request.metrics, kept)
             for line in lines:
                 say(line)
             return criteria
@@ -406,7 +405,7 @@ def _campaign_inputs(
         pairs=request.pairs,
         rounds=request.rounds,
         setup=request.setup,
-        metrics=[*request.metrics, *request.fail_on, str(request.floor), str(request.agreement)],
+        metrics=[*request.metrics, *request.fail_on, str(request.floor)],
         across=request.across,
         to_itself=request.comparisons is not None,
     )

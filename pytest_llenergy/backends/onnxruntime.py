@@ -41,7 +41,7 @@ PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
 
 #: Fields of the session's options that are set here, with the reason.
-RESERVED = {"intra_op_num_threads": "use --energy-threads"}
+RESERVED = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
 
 #: Products of block-quantised weights. With ``accuracy_level`` 4 they quantise their inputs too
 #: (docs/ContribOperators.md of ONNX Runtime).

@@ -59,7 +59,7 @@ KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8
 #: Options that are set here, with the reason.
 RESERVED = {
     "enable_prefix_caching": NO_PREFIX_CACHE,
-    "INFERENCE_NUM_THREADS": "use --energy-threads",
+    "INFERENCE_NUM_THREADS": "set OMP_NUM_THREADS",
 }
 
 

@@ -144,7 +144,6 @@ def _run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output)
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
-    removed = option_row("removed").read_argument(args.removed)
     request = CommandLine(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
@@ -158,7 +157,6 @@ def _run(args: argparse.Namespace) -> int:
         fail_on=args.fail_on,
         # Without it, the floor is that of the machine if one is known.
         floor=None if args.floor is None else option_row("floor").read_argument(args.floor),
-        agreement=option_row("agreement").read_argument(args.agreement),
         across=args.across,
         fresh=args.fresh,
         comparisons=args.aa,
@@ -173,7 +171,7 @@ def _run(args: argparse.Namespace) -> int:
         prepared.state,
         prepared.callbacks(_print_line, _print_output if args.verbose else None),
     )
-    paired = campaign.run().with_policy(inconclusive, removed)
+    paired = campaign.run().with_policy(inconclusive)
     output, why = args.output or default, ""
     if args.output is None and _changed_ns(default) != before_ns:
         why = f"; another comparison has written {default.name} meanwhile"

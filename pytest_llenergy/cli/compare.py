@@ -17,7 +17,7 @@ from pytest_llenergy.record.defaults import HISTORY as DEFAULT_HISTORY
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.record.comparison import ComparedReports
-    from pytest_llenergy.record.defaults import Inconclusive, Removed
+    from pytest_llenergy.record.defaults import Inconclusive
     from pytest_llenergy.record.report import PairedReport, Report
 
 
@@ -36,7 +36,7 @@ def add_comparison_options(parser: argparse.ArgumentParser) -> None:
         help="compare this metric (default: energy_per_output_token_j, energy_per_input_token_j of tests "
         "that only read their prompts, or energy_j of tests without tokens; repeatable)",
     )
-    for name in ("fail_on", "floor", "agreement", "inconclusive", "removed"):
+    for name in ("fail_on", "floor", "inconclusive"):
         option_row(name).add_argument(parser)
 
 
@@ -203,12 +203,11 @@ def print_comparison(
         remedy = suggest_remedy(warned, more, in_turn=result.pairs is not None)
         print_message(command, f"warning: {len(warned)} inconclusive; {remedy}")
     lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
-    if lost and compared.removed != "pass":
-        how, remedy = (
-            ("", "; --removed=warn accepts this") if compared.removed == "fail" else ("warning: ", "")
-        )
+    if lost:
+        fails = compared.inconclusive == "fail"
+        how, remedy = ("", "; --inconclusive=warn accepts this") if fails else ("warning: ", "")
         if not any(each.rule_applied for each in comparisons):
-            remedy = "; nothing was compared"
+            how, remedy = "", "; nothing was compared"
         print_message(command, f"{how}{count_tests(len(lost))} of the baseline removed{remedy}")
     for line in list_void_gates(comparisons):
         print_message(command, line)
@@ -238,13 +237,12 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     base = locate(args.base)
     if args.head is None:
         named = args.metric or args.fail_on or args.across
-        if named or args.floor is not None or args.agreement is not None:
+        if named or args.floor is not None:
             raise PlanError(
-                "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --agreement, "
-                "--across need two"
+                "a file of llenergy ab has verdicts already; --metric, --fail-on, --floor, --across need two"
             )
         paired = read_paired_report(base)
-        return ComparisonResult.from_paired(paired.with_policy(*_read_policy(args, paired.compared)))
+        return ComparisonResult.from_paired(paired.with_policy(_read_policy(args, paired.compared)))
     head = locate(args.head)
     # The HTML page shows more than comparisons need.
     lean = args.format != "html"
@@ -256,16 +254,15 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
             "name two runs"
         )
     floor = option_row("floor").read_argument(args.floor)
-    agreement = option_row("agreement").read_argument(args.agreement)
-    criteria = parse_criteria(args.fail_on, args.metric, floor, agreement)
+    criteria = parse_criteria(args.fail_on, args.metric, floor)
     check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
     history = Path(args.history or DEFAULT_HISTORY)
     usable = history if args.history is not None or history.is_dir() else None
     estimator = StoredEstimator(usable, reports[1].environment, _warn)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
-    inconclusive, removed = _read_policy(args, compared)
+    inconclusive = _read_policy(args, compared)
     notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]
-    compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive, removed=removed)
+    compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive)
     return ComparisonResult(compared, reports)
 
 
@@ -273,12 +270,9 @@ def _warn(line: str) -> None:
     print_message("compare", f"warning: {line}")
 
 
-def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> tuple[Inconclusive, Removed]:
-    """Return how to treat inconclusive and removed tests; options that are not given stay as they are."""
-    given = [
-        getattr(compared, name)
-        if getattr(args, name) is None
-        else option_row(name).read_argument(getattr(args, name))
-        for name in ("inconclusive", "removed")
-    ]
-    return given[0], given[1]
+def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> Inconclusive:
+    """Return how to treat tests that could not be judged; without the option it stays as it is."""
+    if args.inconclusive is None:
+        return compared.inconclusive
+    policy: Inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
+    return policy

@@ -263,8 +263,6 @@ def _compare_records(
     is_custom, is_energy = metric not in ROUND_METRICS, is_energy_metric(metric)
     unit = unit_of(metric, old, new)
     case = Case(metric, criterion, old, new, criterion.gated)
-    if new.status == "skipped" and old.counts:
-        return case.without_estimate("removed", _not_measured_reason("head", new)), None
     if new.status == old.status == "skipped":
         ungated = Case(metric, criterion, old, new, gated=False)
         return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None

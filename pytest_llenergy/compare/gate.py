@@ -137,10 +137,9 @@ def _unknown_metric(name: str, known: Collection[str]) -> PlanError:
     return PlanError(f"unknown metric {name!r}; {hint}")
 
 
-def common_rule(floor: float | None, agreement: float | None = None) -> Rule:
-    """Return the rule for metrics without a threshold; None leaves a default."""
-    rule = DEFAULT_RULE if floor is None else rule_with_floor(floor)
-    return rule if agreement is None else replace(rule, agreement=agreement)
+def common_rule(floor: float | None) -> Rule:
+    """Return the rule for metrics without a threshold; None leaves the default."""
+    return DEFAULT_RULE if floor is None else rule_with_floor(floor)
 
 
 def rule_with_floor(floor: float) -> Rule:
@@ -281,7 +280,6 @@ def parse_criteria(
     fail_on: Sequence[str],
     metrics: Sequence[str],
     floor: float | None = None,
-    agreement: float | None = None,
 ) -> list[Criterion]:
     """Parse a command line: each metric once, with its threshold or the common rule.
 
@@ -289,12 +287,11 @@ def parse_criteria(
         fail_on: Values of ``--fail-on``.
         metrics: Values of ``--metric``.
         floor: Value of ``--floor``; None is the default.
-        agreement: Value of ``--agreement``; None is the default.
 
     Raises:
         PlanError: If a metric or a threshold is invalid, a threshold is below the floor, or a metric has two.
     """
-    common = common_rule(floor, agreement)
+    common = common_rule(floor)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
     check_floor(thresholds, common.floor)
@@ -394,8 +391,8 @@ def exit_code(compared: ComparedReports) -> int:
     """Return the exit code for the worst verdict, with the policy of the comparison.
 
     A comparison without a verdict is not a pass: the status is 3 if a test is not comparable, and 5 if one
-    has no valid measurement, was removed, or nothing was compared. New tests do not count, and tests without
-    any baseline pass.
+    has no valid measurement or nothing was compared. New tests do not count, and tests without any baseline
+    pass.
     """
     found = [each for each in compared.comparisons if each.verdict != "no value"]
     verdicts = {each.verdict for each in found if each.gated}
@@ -406,11 +403,13 @@ def exit_code(compared: ComparedReports) -> int:
     # Not if the baseline has the tests, and all failed there.
     if found and all(each.verdict == "new" and each.gated for each in found):
         return PASSED
-    if "invalid" in verdicts or ("removed" in verdicts and compared.removed == "fail"):
+    if (
+        "invalid" in verdicts
+        or not any(each.rule_applied for each in found)
+        or list_void_gates(compared.comparisons)
+    ):
         return NOTHING_VALID
-    if not any(each.rule_applied for each in found) or list_void_gates(compared.comparisons):
-        return NOTHING_VALID
-    if "inconclusive" in verdicts and compared.inconclusive == "fail":
+    if verdicts & {"inconclusive", "removed"} and compared.inconclusive == "fail":
         return INCONCLUSIVE
     return PASSED
 

@@ -11,12 +11,13 @@ import msgspec
 
 from pytest_llenergy.compare.case import Case
 from pytest_llenergy.record.comparison import OUTPUTS_DIFFER, Comparison
+from pytest_llenergy.record.defaults import AGREEMENT
 from pytest_llenergy.record.outputs import agreement_of
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.scoring import ACCURACY
 
 #: How to accept an improvement with other outputs.
-REMEDY = "a lower --agreement (--energy-agreement in pytest) accepts it"
+REMEDY = "a new baseline accepts it"
 
 
 def check_outputs(comparison: Comparison, case: Case) -> Comparison:
@@ -24,7 +25,7 @@ def check_outputs(comparison: Comparison, case: Case) -> Comparison:
     base, head = case.base, case.head
     assert base is not None
     assert head is not None
-    difference = explain_difference(base, head, case.criterion.rule.agreement)
+    difference = explain_difference(base, head)
     improved = comparison.verdict == "improved"
     if difference is not None and improved:
         reason = f"{difference}, so it is no improvement ({comparison.reason}); {REMEDY}"
@@ -38,35 +39,36 @@ def check_outputs(comparison: Comparison, case: Case) -> Comparison:
     if note is None and len(sides) == 1:
         note = f"only {sides[0]} has {ACCURACY}"
     if note is None and len(sides) == 2 and explain_unchecked(base, head) is None:
-        note = _explain_tokens(base, head, case.criterion.rule.agreement)
+        note = _explain_tokens(base, head)
         note = f"{note}, but {ACCURACY} decides" if note is not None else None
     return msgspec.structs.replace(comparison, notes=[*comparison.notes, *filter(None, [note])])
 
 
-def explain_difference(base: Record, head: Record, least: float) -> str | None:
+def explain_difference(base: Record, head: Record) -> str | None:
     """Return how the outputs of two records differ, or None if they agree or cannot be compared.
 
     Args:
         base: The baseline.
         head: The record to compare with it.
-        least: Smallest share of equal tokens, or of the baseline's score, with which they agree.
     """
     scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
     if scores[0] is not None and scores[1] is not None:
-        if scores[1] >= least * scores[0]:
+        if scores[1] >= AGREEMENT * scores[0]:
             return None
-        return f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {least:g} × {scores[0]:.3g}"
+        return f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
     if explain_unchecked(base, head) is not None:
         # Otherwise a head that no longer scores its outputs would pass as a saving.
-        lost = scores[0] is not None and scores[1] is None and least > 0
+        lost = scores[0] is not None and scores[1] is None
         return f"outputs not compared: only base has {ACCURACY}" if lost else None
-    return _explain_tokens(base, head, least)
+    return _explain_tokens(base, head)
 
 
-def _explain_tokens(base: Record, head: Record, least: float) -> str | None:
+def _explain_tokens(base: Record, head: Record) -> str | None:
     """Return by how much the tokens differ, or None if they agree."""
     agreement = agreement_of(base.outputs, head.outputs)
-    return f"{OUTPUTS_DIFFER}agreement {_below(agreement, least)} < {least:g}" if agreement < least else None
+    if agreement >= AGREEMENT:
+        return None
+    return f"{OUTPUTS_DIFFER}agreement {_below(agreement)} < {AGREEMENT:g}"
 
 
 def explain_unchecked(base: Record, head: Record) -> str | None:
@@ -83,7 +85,7 @@ def explain_unchecked(base: Record, head: Record) -> str | None:
     return None
 
 
-def _below(agreement: float, least: float) -> str:
+def _below(agreement: float) -> str:
     """Format an agreement so that it does not look like the limit that it is below."""
     text = f"{agreement:.2f}"
-    return f"{agreement:.4f}" if float(text) >= least else text
+    return f"{agreement:.4f}" if float(text) >= AGREEMENT else text

@@ -11,7 +11,7 @@ from pytest_llenergy.compare.drift import Drift
 from pytest_llenergy.compare.limits import SecondLevel, normal_quantile
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.defaults import AGREEMENT, FLOOR
+from pytest_llenergy.record.defaults import FLOOR
 
 RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
 
@@ -41,7 +41,6 @@ class Rule:
     floor: float = FLOOR  # the lower limit of a regression must exceed it (1 %, or the measured A/A floor)
     tolerance: float = 0.05  # the upper limit of "unchanged" must be below it
     alpha: float = 0.05  # one-sided error probability of each limit
-    agreement: float = AGREEMENT  # smallest agreement of outputs with which a change can be an improvement
 
     def __post_init__(self) -> None:
         """Raise ``PlanError`` for values out of range."""

@@ -285,5 +285,5 @@ class BackendConformance:
         if not (row.gpu if on_gpus else row.cpu):
             where = "GPUs here" if on_gpus else "the CPU here; mark the class gpus(1)"
             pytest.skip(f"{spec.name} does not run on {where}")
-        threads, timeout_s = state.settings.threads or self.threads, state.settings.timeout
+        threads, timeout_s = state.threads or self.threads, state.settings.timeout
         return LoadedBackend(spec, model, options, lease, state.pool, threads, timeout_s)

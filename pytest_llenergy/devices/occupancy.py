@@ -37,7 +37,7 @@ from pytest_llenergy.record.record import Flag
 #: Every process that uses CUDA has this file open; a process that uses only NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
 
-ADVICE = "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+ADVICE = "end it, or choose other GPUs with --energy-gpus"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from pytest_llenergy.errors import PlanError
@@ -31,6 +32,7 @@ class GpuRequest:
         mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
         per_host: How many of them each host has; ``None`` leaves that to the cluster.
         tensor_across_hosts: Whether the shards of one layer may be on several hosts.
+        roles: Positions in the lease of the GPUs that a server prefills and decodes on; empty without roles.
 
     Raises:
         PlanError: A value is invalid.
@@ -43,6 +45,7 @@ class GpuRequest:
     mig: str | None = None
     per_host: int | None = None
     tensor_across_hosts: bool = False
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
@@ -60,6 +63,11 @@ class GpuRequest:
         if self.per_host is not None and self.n % self.per_host:
             raise PlanError(
                 f"per_host={self.per_host} does not divide n={self.n}: all hosts get equal shares"
+            )
+        if self.roles and not _are_roles(self.roles, self.n):
+            raise PlanError(
+                f"roles is {self.roles!r}, needs for prefill and decode lists of positions below n={self.n}, "
+                'each used once, such as {"prefill": [0], "decode": [1]}'
             )
 
     @cached_property
@@ -80,6 +88,15 @@ class GpuRequest:
         )
         given = (f", {name}={value!r}" for name, value in arguments if value is not None)
         return f"gpus({self.n}{''.join(given)})"
+
+
+def _are_roles(roles: object, n: int) -> bool:
+    if not isinstance(roles, Mapping) or set(roles) != {"prefill", "decode"}:
+        return False
+    if not all(isinstance(each, list | tuple) and each for each in roles.values()):
+        return False
+    named = [position for each in roles.values() for position in each]
+    return all(type(each) is int and 0 <= each < n for each in named) and len(set(named)) == len(named)
 
 
 def parse_memory(text: str) -> tuple[int, str]:

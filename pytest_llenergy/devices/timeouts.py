@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every time limit and polling interval of this package, in seconds.
 
-How long a test waits for its devices is not here: users set it with ``--energy-lease-timeout`` and
-``--energy-busy-timeout``.
+How long a test waits for its devices is not here: users set it with ``--energy-lease-timeout``.
 """
 
 from __future__ import annotations

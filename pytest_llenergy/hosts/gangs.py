@@ -90,7 +90,7 @@ class _Held:
 
 
 class BusyBoardsError(DeviceError):
-    """Other processes still used boards without a lease after ``--energy-busy-timeout``."""
+    """Other processes still used boards without a lease when the wait for them ended."""
 
 
 class _ShortHostError(Exception):
@@ -103,7 +103,9 @@ class _ShortHostError(Exception):
 
 def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
     """Return what a request asks of each host, without what concerns only all of them."""
-    return replace(request, n=shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False)
+    return replace(
+        request, n=shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False, roles={}
+    )
 
 
 def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:

@@ -98,7 +98,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     if before is None or after is None or (reason is not None and not series.domain.integrated):
         reason = reason or (
             f"{series.meter}: {series.domain.name} ticked fewer than {MIN_GAP_TICKS} times in a quiet gap; "
-            "it stands still, or --energy-gap is too short"
+            "it stands still"
         )
         nothing = WindowEnergy(None, reason=reason)
         return _Found(series, nothing, dict.fromkeys(spans, nothing), None)

@@ -33,7 +33,7 @@ class RoundPlan:
     Attributes:
         rounds: Smallest number of rounds if the budget allows.
         warmup: Number of warm-up iterations; ``None`` warms up until stable.
-        gap_s: Shortest quiet gap.
+        gap_s: Shortest quiet gap; slow counters extend it.
         target: Relative standard uncertainty of the energy.
         budget_s: Seconds from the start of the warm-up after which no round starts.
         iterations: Iterations of each round; ``None`` calibrates them.
@@ -41,6 +41,7 @@ class RoundPlan:
         exact: Whether to measure ``rounds`` rounds and add none.
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
         is_estimate: Whether all meters estimate, so that fewer rounds are enough.
+        flops: Whether to count floating-point operations after the rounds.
     """
 
     rounds: int
@@ -53,6 +54,7 @@ class RoundPlan:
     exact: bool = False
     floor: int | None = None
     is_estimate: bool = False
+    flops: bool = False
 
     @property
     def least(self) -> int:
@@ -63,6 +65,11 @@ class RoundPlan:
     def warmup_budget_s(self) -> float:
         """Seconds that the warm-up may take: for an estimate, as long as all its rounds."""
         return min(self.budget_s, ESTIMATE_S) if self.is_estimate else self.budget_s
+
+
+def least_gap_s(budget_s: float) -> float:
+    """Return the shortest quiet gap (seconds), so that gaps do not use up a short budget."""
+    return min(0.25, max(0.1, budget_s / 20))
 
 
 def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:

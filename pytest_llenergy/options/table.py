@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.values import (
-    agreement,
     auto_or,
     backend_python,
     cluster,
     columns,
     floor,
-    flops_switch,
     gpus,
     integer,
     meters,
@@ -31,7 +29,7 @@ from pytest_llenergy.options.values import (
     output_file,
     saved_name,
     seconds,
-    server_command,
+    server,
     share,
     switch,
     threshold,
@@ -188,7 +186,6 @@ class Settings:
         "N",
         "Iterations before the first round",
     )
-    gap: float = option("0.25", seconds, "SECONDS", "Least quiet time around each round")
     target: float = option(
         "2%",
         share,
@@ -233,9 +230,6 @@ class Settings:
     )
     meter: tuple[str, ...] = option("auto", meters, "NAME[,NAME]", "Meters to use", is_recorded=False)
     require: str | None = option(None, word("measured"), "measured", "Fail instead of estimating")
-    threads: int | None = option(
-        None, integer(1, defaults.MAX_THREADS), "N", "CPU threads of each rank; without it: its cores"
-    )
     start_method: Literal["spawn", "forkserver"] = option(
         "spawn",
         word("spawn", "forkserver"),
@@ -255,10 +249,6 @@ class Settings:
     lease_timeout: float = option("1800", seconds, "SECONDS", "Longest wait for a device")
     busy: Literal["fail", "skip"] = option(
         "fail", word("fail", "skip"), "{fail,skip}", "Fail or skip tests whose GPU is in use"
-    )
-    busy_timeout: float = option("60", seconds, "SECONDS", "Longest wait for others to leave the GPU")
-    prompts: Path | None = option(
-        None, Path, "FILE", "Prompts for the prompts fixture, one per line", is_path=True
     )
     save: str | None = option(
         None,
@@ -285,26 +275,13 @@ class Settings:
         "NAME[,NAME]",
         "Columns of the table, such as energy_j,meter",
     )
-    server_command: tuple[tuple[str, str], ...] = option(
+    server: tuple[tuple[str, str], ...] = option(
         "",
-        server_command,
-        "[NAME=]COMMAND",
-        "Start this server for a backend",
+        server,
+        "[NAME=]URL|COMMAND",
+        "Use this running server, or start one by a command",
         repeatable=True,
         is_recorded=False,
-    )
-    server_url: str = option(
-        "",
-        str.strip,
-        "URL",
-        "URL of a server that runs on this host",
-        is_recorded=False,
-    )
-    server_model: str = option(
-        "",
-        str.strip,
-        "NAME",
-        "Name of the model in the server's API",
     )
     floor: float = option(
         f"{defaults.FLOOR * 100:g}%",
@@ -312,31 +289,17 @@ class Settings:
         "PERCENT",
         "Smaller changes do not count",
     )
-    agreement: float = option(
-        f"{defaults.AGREEMENT * 100:g}%",
-        agreement,
-        "PERCENT",
-        "Share of outputs that must not change",
-    )
     inconclusive: defaults.Inconclusive = option(
         "warn",
         word(*get_args(defaults.Inconclusive)),
         f"{{{','.join(get_args(defaults.Inconclusive))}}}",
-        "What an inconclusive gate does",
+        "What an inconclusive or missing test does",
     )
-    removed: defaults.Removed = option(
-        "fail",
-        word(*get_args(defaults.Removed)),
-        f"{{{','.join(get_args(defaults.Removed))}}}",
-        "What a missing test of the baseline does",
-    )
-    flops: bool = option(
-        "off",
-        flops_switch,
-        "{on,off}",
-        "Count floating-point operations",
-        bare="on",
-    )
+
+    @property
+    def busy_timeout(self) -> float:
+        """Longest wait for other processes to leave the leased GPUs (seconds)."""
+        return min(defaults.BUSY_TIMEOUT_S, self.lease_timeout)
 
     @property
     def measures_nothing(self) -> bool:
@@ -359,13 +322,12 @@ class Settings:
     @property
     def names_something(self) -> bool:
         """Whether the options name something to check before any test, such as GPUs or a model."""
-        return bool(self.gpus or self.prompts or self.cluster != "local" or self.names_plugins)
+        return bool(self.gpus or self.cluster != "local" or self.names_plugins)
 
     @property
     def names_plugins(self) -> bool:
         """Whether one of the options concerns a backend or meter, which a plugin may provide."""
-        server = self.server_url or self.server_command
-        return bool(self.model or self.backend or self.python or self.meter or server)
+        return bool(self.model or self.backend or self.python or self.meter or self.server)
 
     @property
     def writes_something(self) -> bool:

@@ -76,13 +76,6 @@ def floor(text: str) -> float:
     return value
 
 
-def agreement(text: str) -> float:
-    value = _share(text)
-    if not 0 <= value <= 1:
-        raise ValueError("needs a share from 0 to 100%, such as 95% or 0.95")
-    return value
-
-
 def _share(text: str) -> float:
     """Parse a share or a percentage; the result is NaN if it is neither."""
     number, _, rest = text.strip().partition("%")
@@ -127,11 +120,11 @@ def cluster(text: str) -> str:
     return text.strip()
 
 
-def server_command(text: str) -> tuple[str, str]:
-    """Parse ``NAME=COMMAND``, or a command alone, whose name is ``server``."""
+def server(text: str) -> tuple[str, str]:
+    """Parse ``NAME=URL`` or ``NAME=COMMAND``; without a name it is ``server``."""
     named = re.match(r"([A-Za-z][\w-]*)=\s*(?=\S)", text.strip())
     if re.fullmatch(r"[A-Za-z][\w-]*=", text.strip()):
-        raise ValueError("the command is empty; write it after the name, as NAME=COMMAND")
+        raise ValueError("nothing follows the name; write NAME=URL or NAME=COMMAND")
     name, command = (named[1], text.strip()[named.end() :]) if named else ("server", text.strip())
     try:
         shlex.split(command)
@@ -156,12 +149,6 @@ def switch(text: str) -> bool:
     if word not in ("on", "true", "yes", "1", "off", "false", "no", "0", ""):
         raise ValueError("must be on or off")
     return word in ("on", "true", "yes", "1")
-
-
-def flops_switch(text: str) -> bool:
-    if text.strip() not in ("on", "off"):
-        raise ValueError(f"must be on or off; did you mean: pytest {text} --energy-flops")
-    return text.strip() == "on"
 
 
 def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:

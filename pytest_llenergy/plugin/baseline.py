@@ -27,6 +27,9 @@ from pytest_llenergy.report.store import decode_report_or_journal, read_file, re
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
 
+#: Why a test that this run did not select, or not reach, was not compared.
+ABSENT = "not in this run"
+
 #: Beginning of the reason of a test that failed as expected.
 XFAIL = "xfail"
 
@@ -58,7 +61,7 @@ class StoredBaseline:
 
         A run of part of a suite loses tests too. Failed tests are not lost, since pytest reports them.
         """
-        lost = dict.fromkeys(self.describe(records).absent, "not in this run")
+        lost = dict.fromkeys(self.describe(records).absent, ABSENT)
         for record in records:
             if record.status == "skipped" or is_xfailed(record):
                 lost[record.id] = "skipped" if record.status == "skipped" else "xfailed"

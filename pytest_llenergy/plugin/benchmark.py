@@ -24,6 +24,7 @@ from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_meters import ForeignMeters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds
+from pytest_llenergy.measure.round_plan import least_gap_s
 from pytest_llenergy.plugin.draft import draft_of
 from pytest_llenergy.plugin.handles.context import TestContext, find_targets, open_test_meters
 from pytest_llenergy.plugin.leasing import lease_first
@@ -107,7 +108,10 @@ class Benchmarks:
         metered = find_targets(context)
         if self._meters is None or metered != self._metered:
             self._close_meters()
-            self._meters, self._metered = ForeignMeters(context.lease, context.settings.gap), metered
+            self._meters, self._metered = (
+                ForeignMeters(context.lease, least_gap_s(context.settings.budget)),
+                metered,
+            )
         self._meters.prepare(partial(open_test_meters, context))
         return self._meters
 

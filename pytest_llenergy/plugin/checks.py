@@ -125,21 +125,17 @@ def _runs_below(program: re.Pattern[str]) -> bool:
 
 
 def check_names(config: pytest.Config, state: RunState) -> None:
-    """Check the model, backends, interpreters, meters, server, GPUs and prompts that the options name.
+    """Check the model, backends, interpreters, meters, server and GPUs that the options name.
 
     Raises:
         pytest.UsageError: One of them does not exist or cannot be used, or no selected backend can read the
             model.
     """
     from pytest_llenergy.backends.registry import select_backends
-    from pytest_llenergy.backends.server.settings import parse_local_url
     from pytest_llenergy.energy.meters.select import check_arguments
     from pytest_llenergy.energy.meters.select import check_names as check_meters
 
     settings = state.settings
-    with naming_option(config, "prompts"):
-        # Read here and kept, since a pipe can be read only once.
-        assert state.prompts
     with naming_option(config, "cluster"):
         if settings.cluster != "local" and settings.gpus is not None:
             raise LLEnergyError("--energy-gpus names GPUs of this host; leave it out with a cluster")
@@ -162,9 +158,9 @@ def check_names(config: pytest.Config, state: RunState) -> None:
             for spec in select_backends([name for name, _ in settings.python], backends):
                 # Raises if the interpreter cannot be used. A missing module only skips tests.
                 spec.explain_unavailable()
-    with naming_option(config, "server_command", "server: "):
+    with naming_option(config, "server", "server: "):
         for name in set(settings.backend) - set(backends):
-            if any(command.startswith(f"{name}=") for _, command in settings.server_command):
+            if any(target.startswith(f"{name}=") for _, target in settings.server):
                 raise LLEnergyError(
                     f"{name!r} is no valid name for a server; use letters, digits, _ and -, a letter first"
                 )
@@ -177,32 +173,29 @@ def check_names(config: pytest.Config, state: RunState) -> None:
         refusals = [spec.refuses(state.model) for spec in selected]
         if settings.model and all(refusals):
             raise LLEnergyError("; ".join(filter(None, refusals)))
-    with naming_option(config, "server_url", "server: "):
-        if settings.server_url:
-            parse_local_url(settings.server_url)
-    if settings.server_command:
-        _check_server_command(config, state)
+    if settings.server:
+        _check_servers(config, state)
 
 
-def _check_server_command(config: pytest.Config, state: RunState) -> None:
-    """Check the commands and their names."""
+def _check_servers(config: pytest.Config, state: RunState) -> None:
+    """Check URLs, commands and their names."""
     from pytest_llenergy.backends import server
     from pytest_llenergy.backends.registry import load_backends
     from pytest_llenergy.backends.server.settings import ServerSettings
 
     known = load_backends()
-    names = [name for name, _ in state.settings.server_command]
+    names = [name for name, _ in state.settings.server]
     for name in names:
-        with naming_option(config, "server_command", "server: "):
+        with naming_option(config, "server", "server: "):
             if names.count(name) > 1:
                 unnamed = name == server.SPEC.name
-                remedy = "name them: NAME=COMMAND" if unnamed else "give them different names"
-                raise LLEnergyError(f"two commands for the backend {name}; {remedy}")
+                remedy = "name them: NAME=URL or NAME=COMMAND" if unnamed else "give them different names"
+                raise LLEnergyError(f"two servers for the backend {name}; {remedy}")
             if name in known and name != server.SPEC.name:
                 raise LLEnergyError(f"{name} is another backend; choose another name for the server")
             preset = state.backends[name].preset
             # A plugin may have replaced the backend.
-            if "command" in preset:
+            if "timeout_s" in preset:
                 ServerSettings.parse(preset)
 
 

@@ -189,7 +189,6 @@ def _check_test(item: pytest.Item, plan: TestPlan) -> None:
     _check_effects(item, plan, fixtures)
     _check_parallel(plan, fixtures)
     gpu_settings_of(item, plan.gpu_settings)
-    _check_roles(plan)
     if plan.backend is not None:
         state = state_of(item.config)
         reason = explain_unmet(state.backends[plan.backend], plan.requirements, state.backends)
@@ -255,17 +254,6 @@ def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str])
     ):
         if value is not None:
             raise PlanError(f"@pytest.mark.{mark.__name__} {MARK_WITHOUT_BACKEND}")
-
-
-def _check_roles(plan: TestPlan) -> None:
-    """Raise ``PlanError`` if a role has a device that the test does not lease."""
-    named = [position for positions in (plan.device_roles or {}).values() for position in positions]
-    leased = plan.device_count if plan.gpus is not None else 0
-    if named and max(named) >= leased:
-        raise PlanError(
-            f"@pytest.mark.device_roles names device {max(named)} and the test leases {leased} GPUs, counted "
-            f"from 0; add @pytest.mark.gpus({max(named) + 1})"
-        )
 
 
 def _check_parallel(plan: TestPlan, fixtures: Collection[str]) -> None:

@@ -174,7 +174,11 @@ class Controller:
             given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
             on_command_line = any(each is not None for each in given)
             self._gate_errors = list_gate_errors(
-                self._stored_baseline(), self._last_attempts, self._settings, on_command_line=on_command_line
+                self._stored_baseline(),
+                self._last_attempts,
+                self._settings,
+                on_command_line=on_command_line,
+                stopped=self._interrupted or self._left_tests_out(),
             )
         session.testsfailed += len(self._gate_errors)
 
@@ -203,6 +207,10 @@ class Controller:
                 for node, primitives in self._workers.list_arrived():
                     self._add_record(primitives, node)
 
+    def _left_tests_out(self) -> bool:
+        counted = self._workers or self._turns
+        return counted is not None and counted.tests_left_out
+
     def _keep_report(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write report, page and step summary. Ctrl-C ends what may take long, never the report."""
         builder = self._builder
@@ -213,11 +221,10 @@ class Controller:
         except KeyboardInterrupt:
             exitstatus = self._note_interrupt(session, "the report may not name the commit and the machine")
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        counted = self._workers or self._turns
         stored = self._stored_baseline()
         report = builder.build(
             int(exitstatus),
-            complete=ended and not (counted is not None and counted.tests_left_out),
+            complete=ended and not self._left_tests_out(),
             baseline=stored.describe(self._last_attempts) if stored is not None else None,
         )
         if report is None:
@@ -368,7 +375,7 @@ class Controller:
         if self._settings.compare is not None or any(record.comparisons for record in records):
             from pytest_llenergy.plugin.gate_coverage import describe_ungated
 
-            with_lost = not any("--energy-removed" in line for line in self._gate_errors)
+            with_lost = not any(" not compared: " in line for line in self._gate_errors)
             stored = self._stored_baseline()
             for line in describe_ungated(stored, records, self._settings, with_lost=with_lost):
                 _print_line(terminalreporter, line, yellow=True)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pytest_llenergy.compare.comparison import incomplete_run_note
 from pytest_llenergy.compare.gate import list_void_gates
 from pytest_llenergy.options.table import Settings
-from pytest_llenergy.plugin.baseline import NO_BASELINE, StoredBaseline
+from pytest_llenergy.plugin.baseline import ABSENT, NO_BASELINE, StoredBaseline
+from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests
 from pytest_llenergy.report.verdicts import suggest_remedy
@@ -47,7 +48,7 @@ def describe_ungated(
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
     lost = stored.list_lost(records)
-    if lost and with_lost and settings.removed != "pass":
+    if lost and with_lost:
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
@@ -62,7 +63,12 @@ def _name_lost(lost: Mapping[str, str]) -> str:
 
 
 def list_gate_errors(
-    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, on_command_line: bool
+    stored: StoredBaseline | None,
+    records: Sequence[Record],
+    settings: Settings,
+    *,
+    on_command_line: bool,
+    stopped: bool,
 ) -> list[str]:
     """Return a line for each gate that was requested and not checked, although no test failed by it.
 
@@ -72,6 +78,7 @@ def list_gate_errors(
         settings: Options of the run.
         on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
             run without measurements is an error; an ini file may apply to other runs.
+        stopped: Whether the run ended before its last test.
     """
     if stored is None:
         return []
@@ -84,16 +91,27 @@ def list_gate_errors(
             for name, why in lost.items()
             if any(each.from_mark for each in stored.records[name].comparisons)
         }
-    if lost and settings.removed == "fail":
-        lines.append(
-            f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; "
-            "--energy-removed=warn accepts this"
-        )
-    named = {each.metric for each in settings.fail_on}
     comparisons = [each for record in records for each in record.comparisons]
+    why = _explain_error(set(lost.values()), comparisons, settings, stopped=stopped) if lost else None
+    if why is not None:
+        lines.append(f"{count_tests(len(lost))} of {stored.origin} not compared: {_name_lost(lost)}; {why}")
+    named = {each.metric for each in settings.fail_on}
     void = list_void_gates(each for each in comparisons if each.gated or each.metric in named)
     nothing = _explain_nothing_gated(records, stored, settings, on_command_line=on_command_line)
     return [*lines, *(void or filter(None, [nothing]))]
+
+
+def _explain_error(
+    reasons: set[str], comparisons: Sequence[Comparison], settings: Settings, *, stopped: bool
+) -> str | None:
+    """Return why tests that were lost for these reasons fail the run; None if they are only named."""
+    if not any(each.gated and each.rule_applied for each in comparisons):
+        return "nothing was compared"
+    if stopped:
+        return "the run ended early"
+    if reasons != {ABSENT}:
+        return "measure them or deselect them"
+    return "--energy-inconclusive=warn accepts this" if settings.inconclusive == "fail" else None
 
 
 def _explain_nothing_gated(

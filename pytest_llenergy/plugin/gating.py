@@ -63,14 +63,14 @@ class Gating:
         """
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
-        common = common_rule(self._settings.floor, self._settings.agreement)
+        common = common_rule(self._settings.floor)
         stored = baseline_of(self._config)
         if stored is None:
             criteria = select_criteria(fail_on, threshold, common) if fail_on or threshold is not None else []
             return [_ungated(record, each) for each in criteria]
         record = _as_stored(record)
         before = stored.records.get(record.id)
-        measured_before = before is not None and before.rounds and self._settings.removed == "fail"
+        measured_before = before is not None and before.rounds
         criteria = select_criteria(fail_on, threshold, common)
         if not record.rounds and threshold is None and not measured_before:
             # Windows of energy_meter are not compared; metrics that the test adds itself, or has lost, are.

@@ -43,7 +43,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
 
     Raises:
         DeviceError: The driver or a board does not answer, ``--energy-gpus`` names a missing GPU, or others
-            hold the devices after ``--energy-lease-timeout`` or use them after ``--energy-busy-timeout``.
+            hold the devices or use them after the longest wait.
         PlanError: The mark ``gpu_settings`` has an invalid value.
     """
     state, draft = state_of(item.config), draft_of(item)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,16 +25,20 @@ def gpus(
     fallback: str | None = None,
     per_host: int | None = None,
     tensor_across_hosts: bool = False,
+    roles: Mapping[str, Sequence[int]] | None = None,
 ) -> GpuRequest:
     """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None, per_host=None, \
-tensor_across_hosts=False): lease n GPUs for the test, which is skipped with the reason if there are fewer. \
-name is part of the product name, memory the least total memory of each GPU such as "40 GB", mig a profile \
-such as "1g.10gb", which asks for MIG instances; fallback="cpu" runs n CPU ranks instead, which the record \
-states. With --energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal shares \
-on as few hosts as have them; tensor_across_hosts=True lets the shards of one layer be on several hosts."""
+tensor_across_hosts=False, roles=None): lease n GPUs for the test, which is skipped with the reason if \
+there are fewer. name is part of the product name, memory the least total memory of each GPU such as "40 \
+GB", mig a profile such as "1g.10gb", which asks for MIG instances; fallback="cpu" runs n CPU ranks \
+instead, which the record states. With --energy-cluster the GPUs may be on several hosts: per_host on \
+each, by default in equal shares on as few hosts as have them; tensor_across_hosts=True lets the shards \
+of one layer be on several hosts. roles={"prefill": [0, 1], "decode": [2, 3]} says which GPUs, as \
+positions in the lease from 0, the prefill and the decode workers of a server use; the record then has \
+the energy of each role."""
     from pytest_llenergy.devices.request import GpuRequest
 
-    return GpuRequest(n, name, fallback, memory, mig, per_host, tensor_across_hosts)
+    return GpuRequest(n, name, fallback, memory, mig, per_host, tensor_across_hosts, roles or {})
 
 
 def gpu_settings(
@@ -52,23 +56,6 @@ sweeps: gpu_settings(power_limit_w="watts"); None leaves the setting alone."""
         raise PlanError("names no setting; add one, such as power_limit_w=250, or remove the mark")
     parse_settings({name: each for name, each in given.items() if not isinstance(each, str)})
     return given
-
-
-def device_roles(*, prefill: Sequence[int], decode: Sequence[int]) -> dict[str, list[int]]:
-    """device_roles(*, prefill, decode): which of the test's GPUs the prefill and the decode workers of a \
-server use, as positions in the lease from 0, such as prefill=[0, 1], decode=[2, 3]; the record then has \
-the joules of each role."""
-    from pytest_llenergy.errors import PlanError
-
-    roles = {"prefill": prefill, "decode": decode}
-    for name, positions in roles.items():
-        valid = isinstance(positions, (list, tuple)) and all(type(each) is int for each in positions)
-        if not valid or not positions or min(positions) < 0:
-            raise PlanError(f"{name} is {positions!r}, needs a list of positions from 0, such as [0, 1]")
-    both = [*prefill, *decode]
-    if len(set(both)) < len(both):
-        raise PlanError(f"{max(both, key=both.count)} is named twice; each device has one role")
-    return {name: list(positions) for name, positions in roles.items()}
 
 
 def parallel(*, data: int = 1, tensor: int = 1, pipeline: int = 1, placement: int = 1) -> Parallel:
@@ -89,14 +76,16 @@ def energy_options(
     target: float | str | None = None,
     budget: float | None = None,
     iterations: int | None = None,
+    flops: bool | None = None,
 ) -> dict[str, Any]:
-    """energy_options(*, rounds=None, warmup=None, target=None, budget=None, iterations=None): how \
-energy(...) measures the test. rounds, warmup, target and budget override --energy-rounds, \
---energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round. A setting \
-that the mark leaves out comes from the class, then the module, then the option."""
+    """energy_options(*, rounds=None, warmup=None, target=None, budget=None, iterations=None, flops=None): \
+how energy(...) measures the test. rounds, warmup, target and budget override --energy-rounds, \
+--energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round; flops=True \
+counts floating-point operations in a pass after the rounds. A setting that the mark leaves out comes from \
+the class, then the module, then the option."""
     from pytest_llenergy.plugin.rounds import parse_round_options
 
-    return parse_round_options(rounds, warmup, target, budget, iterations)
+    return parse_round_options(rounds, warmup, target, budget, iterations, flops)
 
 
 def energy_gate(
@@ -139,7 +128,6 @@ backends whose capability row has this: a task, a kind of key-value cache, batch
 MARKS: tuple[Callable[..., Any], ...] = (
     gpus,
     gpu_settings,
-    device_roles,
     parallel,
     energy_options,
     backend_options,

@@ -46,7 +46,6 @@ class TestPlan:
     Attributes:
         gpus: Devices to lease.
         gpu_settings: Power limit and clocks of these devices; a text names a parameter of the test.
-        device_roles: Positions of devices in the lease by role.
         parallel: Degrees of parallelism.
         energy_options: Fields of the test's ``RoundPlan`` that differ from the options of the run.
         backend_options: Load options of the backend.
@@ -59,7 +58,6 @@ class TestPlan:
 
     gpus: GpuRequest | None = None
     gpu_settings: Mapping[str, Any] | None = None
-    device_roles: Mapping[str, list[int]] | None = None
     parallel: Parallel | None = None
     energy_options: Mapping[str, Any] | None = None
     backend_options: Mapping[str, Any] | None = None

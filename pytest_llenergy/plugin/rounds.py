@@ -30,6 +30,7 @@ def parse_round_options(
     target: float | str | None,
     budget: float | None,
     iterations: int | None,
+    flops: bool | None,
 ) -> dict[str, Any]:
     """Return the given settings of the mark ``energy_options`` as fields of a ``RoundPlan``.
 
@@ -46,6 +47,10 @@ def parse_round_options(
         fields["target"] = _converted("target", target, share, (int, float, str))
     if budget is not None:
         fields["budget_s"] = _converted("budget", budget, seconds, (int, float))
+    if flops is not None:
+        if not isinstance(flops, bool):
+            raise PlanError(f"flops is {flops!r}, needs True or False")
+        fields["flops"] = flops
     if not fields:
         raise PlanError("names no setting; add one, such as rounds=10, or remove the mark")
     return fields
@@ -73,13 +78,13 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
         settings: Options of the run.
         changes: Fields that the test sets itself.
     """
-    from pytest_llenergy.measure.round_plan import RoundPlan
+    from pytest_llenergy.measure.round_plan import RoundPlan, least_gap_s
 
     rounds = changes.get("rounds", settings.rounds)
     plan = RoundPlan(
         rounds=rounds or ROUNDS,
         warmup=settings.warmup,
-        gap_s=settings.gap,
+        gap_s=least_gap_s(changes.get("budget_s", settings.budget)),
         target=settings.target,
         budget_s=settings.budget,
         # A number that somebody gave is kept, whatever it takes, as with pytest-benchmark.

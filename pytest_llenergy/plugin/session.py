@@ -40,7 +40,6 @@ from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
 from pytest_llenergy.record.environment import Board
-from pytest_llenergy.record.prompts import Prompts, default_prompts, load_prompts
 from pytest_llenergy.record.text import escape_surrogates
 
 if TYPE_CHECKING:
@@ -82,12 +81,7 @@ class RunState:
             call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
         )
         if known[server.SPEC.name] is server.SPEC:
-            known |= server.specs_of_run(
-                dict(settings.server_command),
-                settings.server_url,
-                settings.server_model,
-                settings.timeout,
-            )
+            known |= server.specs_of_run(dict(settings.server), settings.timeout)
         pythons = {name: str(path) for name, path in settings.python}
         return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
 
@@ -124,10 +118,11 @@ class RunState:
         """
         return resolve_model(self.settings.model)
 
-    @cached_property
-    def prompts(self) -> Prompts:
-        """The prompts of ``--energy-prompts``, else those that ship with the plugin."""
-        return default_prompts() if self.settings.prompts is None else load_prompts(self.settings.prompts)
+    @property
+    def threads(self) -> int | None:
+        """Threads of each rank by ``OMP_NUM_THREADS``, or None for as many as it has cores."""
+        given = self.environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+        return (int(given) or None) if given.isdecimal() else None
 
     @cached_property
     def progress(self) -> Progress:
@@ -140,19 +135,16 @@ class RunState:
         settings = self.settings
         return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
 
-    @property
-    def server(self) -> ProcessFamily | None:
-        """The processes of the server at ``--energy-server-url``; None without one."""
-        starts_it = server.SPEC.name in dict(self.settings.server_command)
-        if starts_it or not self.settings.server_url:
-            return None
-        return find_family(parse_local_url(self.settings.server_url))
+    def server_of(self, backend: str | None) -> ProcessFamily | None:
+        """Return the processes of a backend's server that ran before; None for other backends."""
+        target = dict(self.settings.server).get(backend or "", "")
+        return find_family(parse_local_url(target)) if server.is_url(target) else None
 
     @property
     def servers(self) -> frozenset[int]:
-        """Pid of the server at ``--energy-server-url``, which may use the devices of the tests."""
-        server = self.server
-        return frozenset(() if server is None or server.root is None else (server.root,))
+        """Pids of the servers at the URLs of ``--energy-server``, which may use the devices of the tests."""
+        families = [self.server_of(name) for name, _ in self.settings.server]
+        return frozenset(each.root for each in families if each is not None and each.root is not None)
 
     @property
     def warm(self) -> frozenset[str]:

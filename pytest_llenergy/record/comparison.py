@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Literal
 
 from pytest_llenergy.record.base import EnergyKind, Status, StoredStruct
-from pytest_llenergy.record.defaults import Inconclusive, Removed
+from pytest_llenergy.record.defaults import Inconclusive
 
 #: The first five come from the statistical rule; ``worse`` is certain, but below the threshold. The others
 #: say why the rule was not applied: ``new`` tests exist on the head only, or did not pass on the baseline;
-#: ``removed`` ones exist on the baseline only or are skipped on the head, ``invalid`` ones lack a valid
-#: measurement on one side, ``not comparable`` ones ran on other devices or ran another workload, and
+#: ``removed`` ones exist on the baseline only, ``invalid`` ones lack a valid measurement on one side,
+#: ``not comparable`` ones ran on other devices or ran another workload, and
 #: ``no value`` ones have the metric on neither side.
 Verdict = Literal[
     "regressed",
@@ -172,7 +172,7 @@ class Baseline(StoredStruct, frozen=True):
 class ComparedReports(StoredStruct, frozen=True):
     """Two reports, test by test: the result of ``llenergy compare``.
 
-    ``inconclusive`` is how the gate treats inconclusive tests, ``removed`` tests that only the baseline has.
+    ``inconclusive`` is how the gate treats tests that could not be judged: inconclusive and removed ones.
     """
 
     base: ReportSource
@@ -181,4 +181,3 @@ class ComparedReports(StoredStruct, frozen=True):
     devices: list[str] = []
     notes: list[str] = []
     inconclusive: Inconclusive = "warn"
-    removed: Removed = "fail"

@@ -17,14 +17,14 @@ AGREEMENT = 0.95
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 
-#: Largest numbers that options accept; a kernel refuses to start more threads.
-MAX_ROUNDS, MAX_THREADS = 1_000_000, 65536
+#: Largest number of rounds that options accept.
+MAX_ROUNDS = 1_000_000
 
-#: What to do about an inconclusive comparison.
+#: Longest wait for other processes to leave the leased GPUs (seconds), and no longer than that for a lease.
+BUSY_TIMEOUT_S = 60.0
+
+#: What to do about a test that could not be judged: an inconclusive one, or one that only the baseline has.
 Inconclusive = Literal["warn", "fail", "pass"]
-
-#: What to do about a test of the baseline that the head lacks.
-Removed = Literal["fail", "warn", "pass"]
 
 #: Directory of the history, in the root directory.
 HISTORY = ".llenergy/history"

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts: a text file with one per line, or the small set that ships with the plugin."""
+"""The small set of prompts that ships with the plugin, and digests of prompts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import SupportsIndex, overload
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.files import read_limited
 
 #: Written for this package and dedicated to the public domain (CC0-1.0). From 3 to about 90 words.
 DEFAULT_PROMPTS = (
@@ -45,28 +43,10 @@ class Prompts(tuple[str, ...]):
             return super().__getitem__(index)
         if index.stop is not None and index.stop > len(self):
             raise LLEnergyError(
-                f"prompts[:{index.stop}]: the set has {len(self)} prompts; name a larger set with the "
-                "ini key energy_prompts, or override the prompts fixture"
+                f"prompts[:{index.stop}]: the set has {len(self)} prompts; define a fixture prompts "
+                "that returns more"
             )
         return Prompts(super().__getitem__(index))
-
-
-def load_prompts(path: Path) -> Prompts:
-    """Read one prompt per line, in UTF-8, skipping blank lines and lines that start with ``#``.
-
-    Raises:
-        LLEnergyError: If the file cannot be read or holds no prompt.
-    """
-    try:
-        lines = read_limited(path).decode().splitlines()
-    except OSError as error:
-        raise LLEnergyError(f"the prompts file {path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise LLEnergyError(f"the prompts file {path} is not UTF-8 text ({error}); convert it") from None
-    prompts = Prompts(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not prompts:
-        raise LLEnergyError(f"the prompts file {path} holds no prompt; write one per line")
-    return prompts
 
 
 def digest_prompts(prompts: Iterable[str]) -> str:
@@ -75,8 +55,3 @@ def digest_prompts(prompts: Iterable[str]) -> str:
     Prompts themselves stay out of reports, since they may be private.
     """
     return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
-
-
-def default_prompts() -> Prompts:
-    """Return the set that ships with the plugin."""
-    return Prompts(DEFAULT_PROMPTS)

@@ -14,7 +14,7 @@ import msgspec
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED, StoredStruct, pause_garbage_collection
 from pytest_llenergy.record.comparison import AppliedRule, Baseline, ComparedReports
-from pytest_llenergy.record.defaults import Inconclusive, Removed
+from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.record import Record, Round, WindowRecord
 
@@ -258,9 +258,9 @@ class PairedReport(StoredStruct, frozen=True):
     head: Report
     compared: ComparedReports
 
-    def with_policy(self, inconclusive: Inconclusive, removed: Removed) -> PairedReport:
-        """Return the report with how its gate treats inconclusive and removed tests."""
-        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive, removed=removed)
+    def with_policy(self, inconclusive: Inconclusive) -> PairedReport:
+        """Return the report with how its gate treats tests that could not be judged."""
+        compared = msgspec.structs.replace(self.compared, inconclusive=inconclusive)
         return msgspec.structs.replace(self, compared=compared)
 
 

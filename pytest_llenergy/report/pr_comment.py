@@ -14,7 +14,6 @@ from typing import Literal
 
 from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
 from pytest_llenergy.record.comparison import (
-    ONLY_IN_BASELINE,
     VERDICTS,
     AppliedRule,
     ComparedReports,
@@ -292,8 +291,7 @@ def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
     metric = f" {escape_markdown(comparison.metric)}" if with_metric else ""
     name = f"<code>{escape_markdown(short_id)}</code>{metric}"
     if comparison.verdict == "removed":
-        why = "" if reason == ONLY_IN_BASELINE else f"<br>{escape_markdown(reason, MAX_REASON_LENGTH)}"
-        return f"| {sign} | <del>{name}</del>{why}{' | -' * 6} |"
+        return f"| {sign} | <del>{name}</del>{' | -' * 6} |"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
     base, head = map(escape_markdown, format_sides(comparison))

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.defaults import SAVED
-from pytest_llenergy.record.report import PairedReport, Report
 from pytest_llenergy.record.text import did_you_mean, relative_path
-from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report_or_paired
+from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals
 
 
 def is_saved_name(text: str) -> bool:
@@ -81,34 +79,3 @@ def locate(text: str) -> Path:
         return find_saved(saved_directory(), text)
     except ReportError as error:
         raise ReportError(f"{text}: {error}") from None
-
-
-@dataclass(frozen=True)
-class SavedReport:
-    """A report in the directory: its name, and its content or why it cannot be read."""
-
-    name: str
-    content: Report | PairedReport | None
-    reason: str | None = None
-
-    @property
-    def report(self) -> Report | None:
-        """The report; of a file of ``llenergy ab``, that of the head."""
-        return self.content.head if isinstance(self.content, PairedReport) else self.content
-
-    @property
-    def started_at(self) -> str:
-        """When its run began (RFC 3339, UTC); empty if it cannot be read."""
-        return self.report.run.started_at if self.report is not None else ""
-
-
-def list_saved(directory: Path) -> list[SavedReport]:
-    """Return the saved reports, newest first, and last those that cannot be read."""
-    found = []
-    for name in list_names(directory):
-        path = directory / f"{name}.json"
-        try:
-            found.append(SavedReport(name, read_report_or_paired(path)))
-        except ReportError as error:
-            found.append(SavedReport(name, None, str(error).removeprefix(f"{path}: ")))
-    return sorted(found, key=lambda each: each.started_at, reverse=True)

@@ -151,15 +151,16 @@ def describe_noise(comparisons: Sequence[Comparison]) -> str:
 def failing_verdicts(compared: ComparedReports) -> set[Verdict]:
     """Return the verdicts of gated tests that fail a comparison."""
     verdicts: set[Verdict] = {"regressed", "not comparable", "invalid"}
-    verdicts |= {"inconclusive"} if compared.inconclusive == "fail" else set()
-    return verdicts | ({"removed"} if compared.removed == "fail" else set())
+    if compared.inconclusive == "fail":
+        return verdicts | {"inconclusive", "removed"}
+    # Without any comparison, a test that is missing is no detail.
+    return verdicts if any(each.rule_applied for each in compared.comparisons) else verdicts | {"removed"}
 
 
 def warning_verdicts(compared: ComparedReports) -> set[Verdict]:
     """Return the verdicts of gated tests that are a warning."""
     verdicts: set[Verdict] = {"worse"}
-    verdicts |= {"inconclusive"} if compared.inconclusive == "warn" else set()
-    return verdicts | ({"removed"} if compared.removed == "warn" else set())
+    return verdicts | ({"inconclusive", "removed"} if compared.inconclusive == "warn" else set())
 
 
 def worsening(comparison: Comparison) -> float:

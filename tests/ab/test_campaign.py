@@ -166,7 +166,7 @@ def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Res
     )
     assert result.lines[-2:] == [
         f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}",
-        "llenergy ab: 1 test of the baseline removed; --removed=warn accepts this",
+        "llenergy ab: warning: 1 test of the baseline removed",
     ]
     assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
 

@@ -52,7 +52,7 @@ def test_works(energy):
 #: No preemption makes a window without work as long as a tick.
 METER = TEN_WATTS.replace("_s=0.001", "_s=0.02")
 
-OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-gap=0.05"]
+OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts"]
 
 #: Why the comparison of a test is invalid.
 REASONS = {

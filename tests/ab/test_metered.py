@@ -17,7 +17,7 @@ def test_a(energy):
     energy(time.sleep, 0.2)
 """
 
-OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmup=0", "--energy-gap=0.05"]
+OPTIONS = ["-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmup=0"]
 
 
 @pytest.mark.clock

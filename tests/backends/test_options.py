@@ -118,7 +118,7 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
                 "kv_cache_dtype sets KV_CACHE_PRECISION as well; give one of them",
             ),
             ({"enable_prefix_caching": True}, "not available: rounds repeat their prompts"),
-            ({"INFERENCE_NUM_THREADS": 2}, "not available: use --energy-threads"),
+            ({"INFERENCE_NUM_THREADS": 2}, "not available: set OMP_NUM_THREADS"),
             (
                 {"dtype": "bfloat16"},
                 "needs float32; leave it out to run SmolLM2-135M-Instruct.Q4_1.gguf as it",
@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
             ({"precision": "fp17"}, "onnxruntime: precision is 'fp17', needs one of fp32, int8, int4"),
             ({"enable_mem_patern": True}, "has no option enable_mem_patern; did you mean enable_mem_pattern"),
             ({"graph_optimization_level": "all"}, "Unrecognized value:all"),
-            ({"intra_op_num_threads": 2}, "not available: use --energy-threads"),
+            ({"intra_op_num_threads": 2}, "not available: set OMP_NUM_THREADS"),
             ({"dtype": "bfloat16"}, "dtype is 'bfloat16', needs float32: its model builder"),
         ],
     ),

@@ -75,6 +75,12 @@ class TestAnswers:
             assert str(info.options["command"]).partition(", sha256 ")[0] == Path(sys.executable).name
             assert "sesame" not in str(info.options)
 
+    def test_the_model_of_the_run_is_asked_for_if_the_server_lists_it(self) -> None:
+        for models, asked in (("tiny,owner/name", "owner/name"), ("tiny,owner/other", "tiny")):
+            with loaded(command=scripted(models=models)) as (backend, info):
+                assert info.options["api_model"] == asked
+                assert generated(backend, ["abc"], max_new_tokens=1).texts == ["a"]
+
     def test_timestamps_start_at_the_send_time_and_follow_the_server(self) -> None:
         """The server sleeps at least this long, so no token can be earlier. A busy host reads some late."""
         with loaded(command=scripted(first=0.2, step=0.3, chunk=2, owner="vllm")) as (backend, _):
@@ -197,8 +203,8 @@ class TestFaults:
 
     def test_a_wrong_model_name_lists_the_served_names(self) -> None:
         assert refusal(ModelError, command=scripted(), model="huge") == (
-            "server: model 'huge': 404 from /v1/completions: The model `huge` does not exist.; see "
-            "--energy-server-model; it serves: tiny"
+            "server: model 'huge': 404 from /v1/completions: The model `huge` does not exist.; name "
+            'it with @pytest.mark.backend_options(model="NAME"); it serves: tiny'
         )
 
     def test_a_stream_that_breaks_off_fails_the_whole_load(self) -> None:

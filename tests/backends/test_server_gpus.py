@@ -37,16 +37,15 @@ def test_it(energy, backend):
 """
 ROLES = """
 import pytest
-@pytest.mark.gpus(4)
-@pytest.mark.device_roles(prefill=[0, 2], decode=[1, 3])
+@pytest.mark.gpus(4, roles={"prefill": [0, 2], "decode": [1, 3]})
 def test_it(energy, backend, gpus):
     energy(backend.serve, ["abc", "hello"], concurrency=2, num_requests=8, max_new_tokens=4)
 """
 
 LOAD_ROLES = """
 import pytest
-@pytest.mark.gpus(2)
-@pytest.mark.device_roles(prefill=[0], decode=[1])
+@pytest.mark.energy_options(flops=True)
+@pytest.mark.gpus(2, roles={"prefill": [0], "decode": [1]})
 def test_it(energy, backend):
     energy.load_curve(backend.serve, ["abc"], request_rates=[40], num_requests=8, max_new_tokens=4)
 """
@@ -60,8 +59,7 @@ def _few_plugins(few_plugins: None) -> None:
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 4\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-        "energy_backend = server\n"
+        "[pytest]\nenergy_rounds = 4\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_backend = server\n"
     )
     pytester.makeconftest(CONFTEST)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
@@ -103,7 +101,7 @@ def test_roles_have_the_joules_of_the_processes_of_one_server(
 ) -> None:
     suite.makepyfile(ROLES)
     command = sharded("{gpus}", first=0.05, step=0.03)
-    run(suite, f"--energy-server-command={command}").assert_outcomes(passed=1)
+    run(suite, f"--energy-server={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     uuids = [world.board(index).uuid for index in range(4)]
     (rank,) = record["ranks"]
@@ -144,8 +142,7 @@ def test_a_curve_over_load_has_the_joules_of_roles_and_a_reason_for_operations(
     suite.makepyfile(LOAD_ROLES)
     run(
         suite,
-        f"--energy-server-command={sharded('{gpus}', first=0.05, step=0.03)}",
-        "--energy-flops",
+        f"--energy-server={sharded('{gpus}', first=0.05, step=0.03)}",
         "--energy-rounds=2",
     ).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
@@ -171,11 +168,11 @@ def test_each_leased_board_must_have_a_process_of_the_server(
     """One server has a process on the first board only, the other on none."""
     suite.makepyfile(
         "import pytest\n"
-        "@pytest.mark.gpus(2)\n@pytest.mark.device_roles(prefill=[0], decode=[1])\n"
+        "@pytest.mark.gpus(2, roles={'prefill': [0], 'decode': [1]})\n"
         "def test_role(energy, backend):\n"
         "    energy(backend.serve, ['abc', 'hello'], concurrency=2, num_requests=8, max_new_tokens=4)\n"
     )
-    commands = [f"--energy-server-command=s{shards}={sharded(shards, first=0.05)}" for shards in (0, 1)]
+    commands = [f"--energy-server=s{shards}={sharded(shards, first=0.05)}" for shards in (0, 1)]
     result = run(suite, *commands, "--energy-backend=s0,s1", "--energy-rounds=2")
     none, one = read_report()["records"]
     uuids = [world.board(index).uuid for index in range(2)]
@@ -195,7 +192,7 @@ def test_a_running_server_must_be_on_the_leased_boards_and_no_others(
 ) -> None:
     suite.makepyfile(TEST.format(gpus=gpus))
     with running(sharded(shards, first=0.05)) as (url, process):
-        run(suite, f"--energy-server-url={url}", "--energy-rounds=2")
+        run(suite, f"--energy-server={url}", "--energy-rounds=2")
     (record,) = read_report()["records"]
     assert record["ranks"][0]["workers"] == [process.pid]
     assert elsewhere(record) == [[world.board(index).uuid for index in wrong]] * 2
@@ -208,7 +205,7 @@ def test_a_server_whose_processes_are_not_visible_is_flagged_and_not_invalid(
 ) -> None:
     suite.makeconftest("from pytest_llenergy.devices import condition\ncondition.FIRST_PID_NAMESPACE = 0\n")
     suite.makepyfile(TEST.format(gpus=2))
-    run(suite, f"--energy-server-command={sharded(1)}", "--energy-rounds=2").assert_outcomes(passed=1)
+    run(suite, f"--energy-server={sharded(1)}", "--energy-rounds=2").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert elsewhere(record) == [[], []]
     assert "gpu-processes" in {each["name"] for each in record["rounds"][0]["flags"]}
@@ -220,7 +217,7 @@ def test_degrees_and_hosts_of_a_server_are_refused(suite: pytest.Pytester, world
         "@pytest.mark.gpus(2)\n@pytest.mark.parallel(tensor=2)\ndef test_degree(backend): pass\n"
         "@pytest.mark.gpus(4, per_host=2)\ndef test_hosts(backend): pass\n"
     )
-    result = run(suite, f"--energy-server-command={sharded('{gpus}')}")
+    result = run(suite, f"--energy-server={sharded('{gpus}')}")
     result.assert_outcomes(skipped=2)
     text = " ".join(result.stdout.str().split())
     assert "server does not offer tensor parallelism; backends that do: transformers, vllm" in text
@@ -230,6 +227,6 @@ def test_degrees_and_hosts_of_a_server_are_refused(suite: pytest.Pytester, world
 def test_one_server_does_not_get_several_instances(suite: pytest.Pytester, world: World) -> None:
     world.update(1, mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")))
     suite.makepyfile(TEST.format(gpus=2))
-    result = run(suite, f"--energy-server-command={sharded('{gpus}')}", "--energy-gpus=MIG-a,MIG-b")
+    result = run(suite, f"--energy-server={sharded('{gpus}')}", "--energy-gpus=MIG-a,MIG-b")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["PlanError: one process sees one MIG instance and the lease has 2 for a *"])

@@ -41,8 +41,8 @@ def test_several_servers_are_several_rows(quick: pytest.Pytester, read_report: R
     quick.makepyfile(
         "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
     )
-    commands = [f"--energy-server-command=fast={scripted(step=0.001)}"]
-    commands += [f"--energy-server-command=slow={scripted(step=0.02)}"]
+    commands = [f"--energy-server=fast={scripted(step=0.001)}"]
+    commands += [f"--energy-server=slow={scripted(step=0.02)}"]
     args = ["--energy-report", "--energy-backend=fast", "--energy-backend=slow"]
     result = quick.runpytest(*args, *commands)
     result.assert_outcomes(passed=2)
@@ -71,7 +71,7 @@ def test_a_key_is_in_no_file_and_no_output(quick: pytest.Pytester, read_report: 
         (shlex.join(words), {"failed": 1}, "api_key=***"),
     ):
         outputs = ["--energy-html", "--junit-xml=junit.xml", "--energy-save=kept"]
-        result = quick.runpytest(*QUICK, *outputs, f"--energy-server-command={command}")
+        result = quick.runpytest(*QUICK, *outputs, f"--energy-server={command}")
         result.assert_outcomes(**outcomes)
         report = read_report()
         assert (reason or "") in (report["records"][0]["reason"] or "")
@@ -94,7 +94,7 @@ def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_rep
         """
     )
     command = scripted(first=0.05, step=0.01)
-    quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
+    quick.runpytest(*QUICK, f"--energy-server={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert record["launch"] == "backend"
     assert record["backend"]["task"] == "serve"
@@ -139,7 +139,7 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     )
     columns = "--energy-columns=energy_j,steady_energy_per_output_token_j,steady_output_tokens_per_s"
     command = scripted(slots=1, first=0.03, step=0.03)
-    options = [*QUICK, columns, f"--energy-server-command={command}", "--energy-html=page.html"]
+    options = [*QUICK, columns, f"--energy-server={command}", "--energy-html=page.html"]
     result = quick.runpytest(*options)
     result.assert_outcomes(failed=1)
     result.stdout.re_match_lines([r"test_it server \(failed\) .* J +saturated +saturated$"])
@@ -174,7 +174,7 @@ def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
         """
     )
     command = scripted(slots=2, first=0.025, step=0.025, queue=2)
-    result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
+    result = quick.runpytest(*QUICK, f"--energy-server={command}")
     result.assert_outcomes(passed=1)
     result.stdout.re_match_lines(
         [r"saturated: test_it server: . of . rounds: \d\d of 80 requests failed, asked for.*"]
@@ -201,7 +201,7 @@ def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
         """
     )
     command = scripted(first=0.01, step=0.01, stall=0.49)
-    quick.runpytest(*QUICK, f"--energy-server-command={command}").assert_outcomes(passed=1)
+    quick.runpytest(*QUICK, f"--energy-server={command}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     metrics = record["metrics"]
     number = len(record["rounds"])
@@ -227,7 +227,7 @@ def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None
             energy(backend.serve, ["abc"], request_rate=request_rate, num_requests=5, max_new_tokens=2)
         """
     )
-    quick.runpytest(*QUICK, f"--energy-server-command={scripted()}").assert_outcomes(passed=2)
+    quick.runpytest(*QUICK, f"--energy-server={scripted()}").assert_outcomes(passed=2)
     slow, fast = read_report()["records"]
     assert slow["ranks"][0]["workers"] == fast["ranks"][0]["workers"]
     assert fast["metrics"]["requests_per_s"]["value"] > slow["metrics"]["requests_per_s"]["value"]
@@ -239,15 +239,15 @@ def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest
     result = quick.runpytest("--energy-backend=server")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     actual = " ".join(result.stderr.str().split())
-    assert "server is not available: give --energy-server-command='llama-server -m {model}" in actual
-    assert "or --energy-server-url=http://127.0.0.1:8000 to use one that runs on this host" in actual
+    assert "server is not available: give --energy-server='llama-server -m {model}" in actual
+    assert "or --energy-server=http://127.0.0.1:8000 to use one that runs on this host" in actual
 
 
 def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
     quick.makepyfile(SERVES)
-    result = quick.runpytest("--energy-server-url=http://192.0.2.1:8000")
+    result = quick.runpytest("--energy-server=http://192.0.2.1:8000")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --energy-server-url: url 'http://192.0.2.1:8000' is another host*"])
+    result.stderr.fnmatch_lines(["ERROR: --energy-server: url 'http://192.0.2.1:8000' is another host*"])
 
 
 def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:
@@ -259,7 +259,7 @@ def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:
 
 def test_the_output_of_a_dead_server_is_shown(quick: pytest.Pytester) -> None:
     quick.makepyfile(SERVES)
-    result = quick.runpytest(*QUICK, f"--energy-server-command={scripted(fault='dies')}")
+    result = quick.runpytest(*QUICK, f"--energy-server={scripted(fault='dies')}")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["ServerError: server: *: no memory for the model"])
     result.stdout.fnmatch_lines(["*: scripted server"])
@@ -267,7 +267,7 @@ def test_the_output_of_a_dead_server_is_shown(quick: pytest.Pytester) -> None:
 
 def test_a_prefix_cache_hit_invalidates_the_record(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
-    quick.runpytest(*QUICK, f"--energy-server-command={scripted(cached=2)}")
+    quick.runpytest(*QUICK, f"--energy-server={scripted(cached=2)}")
     (record,) = read_report()["records"]
     assert record["status"] == "invalid"
     assert record["metrics"]["energy_j"]["value"] is None
@@ -277,7 +277,7 @@ def test_a_prefix_cache_hit_invalidates_the_record(quick: pytest.Pytester, read_
 def test_a_running_server_is_recorded_and_left_running(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(SERVES)
     with running(scripted()) as (url, process):
-        quick.runpytest(*QUICK, f"--energy-server-url={url}").assert_outcomes(passed=1)
+        quick.runpytest(*QUICK, f"--energy-server={url}").assert_outcomes(passed=1)
         assert process.poll() is None
         (record,) = read_report()["records"]
         assert record["ranks"][0]["workers"] == [process.pid]
@@ -302,7 +302,7 @@ def test_no_server_is_left_when_pytest_is_killed(quick: pytest.Pytester, number:
     with marked() as mark:
         args = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-backend=server"]
         with subprocess.Popen(
-            [*args, f"--energy-server-command={whole}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*args, f"--energy-server={whole}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as pytest_:
             while not Path("loaded").exists():
                 assert pytest_.poll() is None
@@ -373,7 +373,7 @@ def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: R
         """
     )
     command = scripted(cached="prefix", first=0.01)
-    result = quick.runpytest(*QUICK, f"--energy-server-command={command}")
+    result = quick.runpytest(*QUICK, f"--energy-server={command}")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(
         ["BackendError: server: request 2 of 2: 500 from /v1/completions: out of memory; 1 request *"]

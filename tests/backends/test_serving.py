@@ -278,7 +278,8 @@ class TestStreams:
             (
                 stream((120, b'{"error": {"message": "no such\\nmodel"}}'), status=404),
                 ModelError,
-                "server: request 1 of 1: 404 from /v1/completions: no such model; see --energy-server-model",
+                "server: request 1 of 1: 404 from /v1/completions: no such model; name it with "
+                '@pytest.mark.backend_options(model="NAME")',
             ),
             (
                 stream((120, b"<html>bad gateway</html>"), status=502),

@@ -105,11 +105,9 @@ def test_github_and_gitlab_have_the_same_defaults() -> None:
         name: about.get("default") for name, about in yaml.safe_load(ACTIONS[0].read_text())["inputs"].items()
     }
     both = gitlab.keys() & github.keys()
-    assert both == {"command", "setup", "fail-on", "pairs", "inconclusive", "removed", "floor", "options"}
+    assert both == {"command", "setup", "fail-on", "pairs", "inconclusive", "floor", "options"}
     assert {name: gitlab[name] for name in both} == {name: github[name] for name in both}
-    assert {name: gitlab[name] for name in ("inconclusive", "removed")} == {
-        name: option_row(name).read_argument(None) for name in ("inconclusive", "removed")
-    }
+    assert gitlab["inconclusive"] == option_row("inconclusive").read_argument(None)
     assert gitlab["image"] == "python:3.11"
     assert gitlab["package"] == "pytest-llenergy[html]"
 

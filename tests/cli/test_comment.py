@@ -179,7 +179,7 @@ def test_the_title_agrees_with_the_exit_code(
 def test_the_comment_has_the_policy_of_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path, "x", paired((record_of(), record_of(joules=UNSURE))).with_policy("fail", "fail"))
+    write(tmp_path, "x", paired((record_of(), record_of(joules=UNSURE))).with_policy("fail"))
     file = str(tmp_path / "x" / "energy.json")
     assert main(["comment", file, "--dry-run"]) == 0
     assert "❌ Energy" in capsys.readouterr().out

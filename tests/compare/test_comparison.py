@@ -123,11 +123,11 @@ def test_missing_measurement_is_invalid(side: str, changes: dict[str, Any], reas
     assert code(found) == 5
 
 
-def test_skipped_test_is_removed_by_the_head_and_new_after_the_baseline() -> None:
+def test_skipped_test_is_invalid_on_the_head_and_new_after_the_baseline() -> None:
     skipped = record_of(status="skipped", reason="no GPU")
     found = [one(record_of(), skipped), one(skipped, record_of()), one(skipped, skipped)]
     assert [(each.verdict, each.gated) for each in found] == [
-        ("removed", True),
+        ("invalid", True),
         ("new", False),
         ("invalid", False),
     ]

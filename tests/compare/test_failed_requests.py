@@ -113,7 +113,7 @@ def test_gates_compare_the_goodput_of_a_server_that_begins_to_shed_load(quick: p
     )
     # The same command on both sides: another one is another workload.
     program = Path(quick.path / "serve.sh")
-    command = f"--energy-server-command=sh {program} {{port}}"
+    command = f"--energy-server=sh {program} {{port}}"
     for name, settings in (("base.json", {"slots": 40}), ("head.json", {"slots": 1, "queue": 1})):
         server = scripted(first=0.02, step=0.02, **settings)
         program.write_text(f"exec {server.replace(quote('{port}'), '$1')}\n")

@@ -279,7 +279,7 @@ def test_a_server_that_collapses_fails_its_gate(
     )
     # The same command on both sides: another one is another workload.
     program = Path(pytester.path / "serve.sh")
-    command = f"--energy-server-command=sh {program} {{port}}"
+    command = f"--energy-server=sh {program} {{port}}"
     for name, service in zip(("base.json", "head.json"), services, strict=True):
         server = queueing(slots=4, service=service)
         program.write_text(f"exec {server.replace(quote('{port}'), '$1')}\n")

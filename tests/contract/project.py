@@ -31,7 +31,7 @@ while True:
 """
 
 #: Few short rounds.
-QUICK = "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
+QUICK = "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n"
 
 #: The same, measured by simulated boards alone, whatever other counters the machine has.
 BOARDS_ALONE = f"{QUICK}energy_meter = nvml\n"

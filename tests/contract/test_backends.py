@@ -67,10 +67,10 @@ def generated(
     """What a backend has generated, its record, and the output of the run."""
     with open_project(tmp_path_factory.mktemp("backends")) as project:
         project.write("test_g.py", SUITE)
-        options = [f"--energy-backend={request.param}", "--energy-threads=1", ESTIMATE]
+        options = [f"--energy-backend={request.param}", ESTIMATE]
         if request.param not in NO_STOPS:
             project.env["STOPS"] = "yes"
-        ended = project.pytest("--energy-report", *options).check(passed=1)
+        ended = project.pytest("--energy-report", *options, OMP_NUM_THREADS="1").check(passed=1)
         (record,) = project.records().values()
         yield json.loads(project.text(f"{request.param}.json")), record, ended
 

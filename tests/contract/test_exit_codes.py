@@ -22,7 +22,7 @@ COMMANDS = ("run", "watch", "ab", "compare", "report", "merge", "export", "histo
 WRONG = (
     ("--energy-rounds=0", "energy-rounds"),
     ("--energy-target=much", "energy-target"),
-    ("--energy-gap=-1", "energy-gap"),
+    ("--energy-budget=-1", "energy-budget"),
     ("--energy-meter=thermometer", "thermometer"),
     ("--energy-backend=pythia", "pythia"),
     ("--energy-gpus=seven", "seven"),
@@ -135,14 +135,13 @@ def test_watch_shows_watts_until_ctrl_c(project: Project) -> None:
     assert project.survivors() == {}
 
 
-def test_saved_reports_are_listed_and_taken_by_name(project: Project) -> None:
+def test_saved_reports_are_taken_by_name(project: Project) -> None:
     project.write("test_it.py", "import time\ndef test_it(energy): energy(time.sleep, 0.02)\n")
     project.pytest("--energy-save=main", project.meter()).check(passed=1)
     assert project.exists(".llenergy/main.json")
-    listed = project.llenergy("list")
-    assert (listed.ret, "main" in listed.out) == (0, True)
-    assert "main" in json.dumps(json.loads(project.llenergy("list", "--format=json").out))
     assert "test_it" in project.llenergy("report", "main").out
+    unknown = project.llenergy("report", "other")
+    assert (unknown.ret, "saved: main" in unknown.text) == (2, True)
 
 
 def test_history_finds_the_commit_of_a_change(project: Project) -> None:

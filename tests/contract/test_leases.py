@@ -177,7 +177,7 @@ def test_a_board_that_somebody_else_uses_is_not_measured(project: Project, world
         "    with energy_meter('w'): raise SystemExit('ran')\n",
     )
     for busy, ret, status in (("fail", 1, "failed"), ("skip", 0, "skipped")):
-        options = [f"--energy-busy={busy}", "--energy-busy-timeout=0.3", "--energy-report"]
+        options = [f"--energy-busy={busy}", "--energy-lease-timeout=0.3", "--energy-report"]
         ended = project.pytest("test_b.py", "-rs", *options)
         assert "SystemExit" not in ended.out
         assert re.search(rf"\b{os.getpid()}\b", ended.text)

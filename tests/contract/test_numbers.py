@@ -106,7 +106,7 @@ def measured(
         project.write("power.py", POWER)
         project.write("test_rounds.py", ROUNDS)
         project.write("test_windows.py", WINDOWS)
-        project.pytest("--energy-report", "--energy-gap=0.25").check(passed=5)
+        project.pytest("--energy-report").check(passed=5)
         yield project, world
 
 

@@ -207,8 +207,8 @@ def environment(module_project: Project, give_boards: GiveBoards) -> dict[str, E
     module_project.without_torch()
     give_boards(module_project, [Board(), Board()])
     module_project.write("env/test_env.py", ENVIRONMENT)
-    options = ["--energy-threads=1", "--energy-isolation=test"]
-    return module_project.suite("env", *options, OWN="a", RANK="9", WORLD_SIZE="99")
+    given = {"OMP_NUM_THREADS": "1", "OWN": "a", "RANK": "9", "WORLD_SIZE": "99"}
+    return module_project.suite("env", "--energy-isolation=test", **given)
 
 
 def test_a_rank_sees_its_own_board_and_variables_from_its_first_import_on(

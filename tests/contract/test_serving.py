@@ -30,7 +30,7 @@ def test_load(energy, backend):
 def command(**options: Any) -> str:
     """Return the option that starts the server."""
     changes = [f"{name}={json.dumps(value)}" for name, value in options.items()]
-    return f"--energy-server-command={shlex.join([sys.executable, str(SERVER), '{port}', *changes])}"
+    return f"--energy-server={shlex.join([sys.executable, str(SERVER), '{port}', *changes])}"
 
 
 def serve(project: Project, load: str = "concurrency=2", more: str = "", **options: Any) -> Outcome:
@@ -136,7 +136,7 @@ def test_a_curve_over_load_has_a_point_for_each_rate(project: Project) -> None:
 def test_a_server_that_cannot_start_shows_its_output(project: Project) -> None:
     project.write("test_load.py", LOAD.format(load="concurrency=1", more=""))
     words = shlex.join([sys.executable, "-c", "print('no such model'); raise SystemExit(3)", "{port}"])
-    ended = project.pytest("--energy-backend=server", f"--energy-server-command={words}", project.meter())
+    ended = project.pytest("--energy-backend=server", f"--energy-server={words}", project.meter())
     assert ended.ret == 1
     assert "no such model" in ended.out
     assert project.survivors() == {}
@@ -148,7 +148,7 @@ def test_a_running_server_is_used_and_stays(project: Project) -> None:
     await_port(port)
     try:
         project.write("test_load.py", LOAD.format(load="concurrency=2", more=""))
-        url = f"--energy-server-url=http://127.0.0.1:{port}"
+        url = f"--energy-server=http://127.0.0.1:{port}"
         project.pytest("--energy-report", "--energy-backend=server", url, project.meter()).check(passed=1)
         assert process.poll() is None
     finally:
@@ -223,16 +223,3 @@ def test_a_redirection_is_refused(project: Project) -> None:
 @fault("events whose lines end with a carriage return alone are refused")
 def test_line_ends_of_the_standard(project: Project) -> None:
     serve(project, newline="\r").check(passed=1)
-
-
-PROMPTS = """
-def test_prompts(prompts):
-    assert list(prompts) == ["# a heading", "two\\u2028lines"], list(prompts)
-"""
-
-
-@fault("a byte order mark stays in the first prompt, and U+2028 divides one")
-def test_a_line_of_the_prompts_file_is_a_prompt(project: Project) -> None:
-    project.write("prompts.txt", "\ufeff# a heading\ntwo\u2028lines\n")
-    project.write("test_p.py", PROMPTS)
-    project.pytest("--energy-prompts=prompts.txt").check(passed=1)

@@ -251,7 +251,7 @@ def test_a_mark_gates_one_test(gated: Gated) -> None:
     mark = "@pytest.mark.energy_gate(metric='mean_power_w', threshold='5%')\n"
     project.write("main/test_g.py", GATED.replace("def", f"import pytest\n{mark}def"))
     try:
-        ended = project.pytest("main", "--energy-compare=main", "--energy-agreement=0")
+        ended = project.pytest("main", "--energy-compare=main")
     finally:
         project.write("main/test_g.py", GATED)
     assert ended.ret == 1
@@ -263,15 +263,18 @@ def test_a_gate_that_compares_nothing_is_not_green(gated: Gated) -> None:
     assert ended.ret != 0
 
 
-def test_a_removed_test_fails_the_run_unless_that_is_allowed(gated: Gated) -> None:
+def test_a_removed_test_is_named_and_fails_the_run_on_request(gated: Gated) -> None:
     project, _ = gated
     project.write("two/test_g.py", GATED + GATED.replace("gated", "second"))
     project.pytest("two", "--energy-save=two").check(passed=2)
     options = ["-k", "gated", "--energy-compare=two", "--energy-fail-on=mean_power_w:50%"]
     removed = project.pytest("two", *options)
-    assert removed.ret != 0
+    assert removed.ret == 0
     assert "test_second" in removed.text
-    assert project.pytest("two", *options, "--energy-removed=warn").ret == 0
+    assert project.pytest("two", *options, "--energy-inconclusive=fail").ret == 1
+    skipped = GATED.replace("gated", "second").replace("def", "import pytest\n@pytest.mark.skip\ndef")
+    project.write("two/test_g.py", GATED + skipped)
+    assert project.pytest("two", *options[2:]).ret == 1
 
 
 def test_a_budget_of_a_mark(gated: Gated) -> None:

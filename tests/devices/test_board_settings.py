@@ -76,8 +76,7 @@ def test_it(energy, backend):
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
-        "energy_backend = sleepy\n"
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(BACKEND.replace("time.sleep(0.5)", "time.sleep(0.2)"))

@@ -118,7 +118,7 @@ class TestOnAHost:
         name = Path(sys.executable).name
         assert seen.message == (
             f"{uuids(world)[1]}: busy with process {stranger} ({name} train.py) using 12.3 GiB, waited 5 s; "
-            "end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+            "end it, or choose other GPUs with --energy-gpus"
         )
 
     def test_the_wait_ends_when_the_process_has_left(self, host: Host, stranger: int) -> None:
@@ -164,7 +164,7 @@ class TestOnAHost:
         world.update(0, memory_used=12 * GIB)
         assert wait(world, 1.0).message == (
             f"{uuids(world)[0]}: busy with 12 GiB in use by no process that is visible from here, "
-            "waited 1 s; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+            "waited 1 s; end it, or choose other GPUs with --energy-gpus"
         )
 
     def test_only_the_leased_instance_of_a_divided_board_counts(self, host: Host, stranger: int) -> None:

@@ -27,7 +27,7 @@ def test_it(energy, backend):
     energy(backend.generate, ["a"])
 """
 
-ADVICE = "; end it, choose other GPUs with --energy-gpus, or raise --energy-busy-timeout"
+ADVICE = "; end it, or choose other GPUs with --energy-gpus"
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-        "energy_backend = sleepy\nenergy_busy_timeout = 0.2\n"
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n"
+        "energy_backend = sleepy\nenergy_lease_timeout = 0.2\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(BACKEND)
@@ -84,7 +84,7 @@ def test_a_busy_board_skips_the_test_if_configured(
 def test_a_waiting_test_names_the_process_on_the_board(pytester: pytest.Pytester, world: World) -> None:
     occupy(world, 0, 1)
     run(pytester)
-    seen = pytest_on_terminal("--energy-busy-timeout=0.5", columns=160)
+    seen = pytest_on_terminal("--energy-lease-timeout=0.5", columns=160)
     assert seen.code == 1
     assert seen.showed("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
 

@@ -61,8 +61,7 @@ CONFTEST = "def pytest_llenergy_backends(config):\n    import sleepy\n    return
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-        "energy_backend = sleepy\n"
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(BACKEND)

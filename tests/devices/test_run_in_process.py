@@ -57,9 +57,7 @@ def use(index):
 
 @pytest.fixture
 def world(tmp_path: Path, nvml_children: Give, pytester: pytest.Pytester) -> World:
-    pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-    )
+    pytester.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n")
     boards = [Board(uuid="GPU-a", power_w=1000.0), Board(uuid="GPU-b", power_w=500.0)]
     return nvml_children(World(tmp_path / "world", boards))
 

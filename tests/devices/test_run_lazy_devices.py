@@ -98,7 +98,7 @@ def test_the_xdist_controller_does_not_query_the_driver(
 ) -> None:
     without_torch(pytester.path)
     pytester.makepyfile(MEASURED)
-    quick = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
+    quick = ("--energy-rounds=1", "--energy-warmup=0", "--energy-budget=0.1")
     run(pytester, "-n2", "--energy-report=energy.json", *quick)
     assert [board["uuid"] for board in read_report()["environment"]["gpus"]] == [
         world.board(index).uuid for index in range(2)

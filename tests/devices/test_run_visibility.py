@@ -49,8 +49,7 @@ def run(
 ) -> Run:
     """Return a function that runs a suite in a new process, with or without xdist."""
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-        "energy_backend = sleepy\n"
+        "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(BACKEND)

@@ -37,7 +37,7 @@ STAND_IN = "-p stand_in -p no:cacheprovider "
 #: Options that come before those of a page, which override them.
 QUICK = STAND_IN + (
     "--energy-backend=tiny --energy-model=random:llama-tiny "
-    "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1 --energy-isolation=run"
+    "--energy-rounds=2 --energy-warmup=0 --energy-budget=0.1 --energy-isolation=run"
 )
 
 #: Programs that options of the pages name. The server has a prefix cache, and its last argument is the port.
@@ -68,7 +68,6 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
             '("size_mb",)', '("size_mb", "dtype")'
         ),
         "benchmarks/test_decode.py": BENCHMARK,
-        "benchmarks/prompts.txt": "Name three rivers.\nWhat is a lake?\n",
         **{f"programs/{name}": f"#!/bin/sh\n{script}" for name, script in PROGRAMS.items()},
     }
     for name, text in files.items():

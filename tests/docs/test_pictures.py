@@ -58,7 +58,7 @@ def test_long_pauses_are_shortened_and_a_recording_can_be_played() -> None:
 def test_a_recording_shows_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(TEN_WATTS)
     (tmp_path / "test_it.py").write_text("import time\ndef test_it(energy):\n    energy(time.sleep, 0.2)\n")
-    quick = "--energy-rounds=2 --energy-warmup=0 --energy-gap=0.1 --energy-budget=0.1"
+    quick = "--energy-rounds=2 --energy-warmup=0 --energy-budget=0.1"
     recording = record(f"pytest -p no:cacheprovider {quick}", tmp_path, columns=80, rows=30)
     shown = "".join(ElementTree.fromstring(still(recording)).itertext())
     assert "1 passed" in shown

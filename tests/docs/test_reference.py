@@ -41,7 +41,7 @@ def test_every_option_is_listed_with_its_default() -> None:
     rows = (DOCS / "options.md").read_text().splitlines()
     for option in OPTIONS:
         (row,) = [row for row in rows if f"|`{option.ini}`|" in row]
-        _, flag, _, default, text, *_ = (cell.strip() for cell in row.split("|"))
+        _, flag, _, default, text, *_ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row))
         assert default == (f"`{option.default}`" if option.default else "none")
         assert option.flag in flag
         assert text
@@ -129,7 +129,7 @@ def test_sections_of_docstrings_become_lists_or_sentences(reference: Any) -> Non
 
 def test_descriptions_of_arguments_begin_with_a_capital_or_code() -> None:
     for row in re.findall(r"^\|`.*$", (REFERENCE / "commands.md").read_text(), re.MULTILINE):
-        _, _, text, *_ = (cell.strip() for cell in row.split("|"))
+        _, _, text, *_ = (cell.strip() for cell in re.split(r"(?<!\\)\|", row))
         assert re.match(r"[A-Z`]", text), row
         assert "default:" not in row, row
 

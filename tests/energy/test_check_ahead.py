@@ -33,7 +33,7 @@ SLOW_COLLECTION = """
         print(sorted(path.name for path in folder.glob("nvml-*.json")))
 """
 
-QUICK = ("--energy-rounds=2", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
+QUICK = ("--energy-rounds=2", "--energy-warmup=0", "--energy-budget=0.1")
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ def test_it(workers):
 @pytest.mark.slow
 def test_a_wait_for_processes_without_a_lease_is_shown_and_ends(two_hosts: TwoHosts) -> None:
     two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
-    process = two_hosts.start(BUSY, "--energy-busy-timeout=300")
+    process = two_hosts.start(BUSY, "--energy-lease-timeout=300")
     seen = ""
     assert process.stdout is not None
     for line in process.stdout:
@@ -169,8 +169,8 @@ def test_a_wait_for_processes_without_a_lease_is_shown_and_ends(two_hosts: TwoHo
 @pytest.mark.slow
 def test_boards_that_stay_busy_are_an_error_or_a_skip(two_hosts: TwoHosts) -> None:
     two_hosts.hosts[1].world.update(0, processes=(Process(1, 2 << 30),))
-    output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5")
+    output = two_hosts.run(BUSY, "--energy-lease-timeout=0.5")
     assert "1 error" in output, output
-    output = two_hosts.run(BUSY, "--energy-busy-timeout=0.5", "--energy-busy=skip")
+    output = two_hosts.run(BUSY, "--energy-lease-timeout=0.5", "--energy-busy=skip")
     assert "1 skipped" in output, output
     assert "n2: GPU-n2-0: busy with process 1" in output

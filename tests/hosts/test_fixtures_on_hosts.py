@@ -22,8 +22,7 @@ def test_fixtures(gpus, workers):
     found = workers.run(where)
     assert [each[1:] for each in found] == [(uuid, str(n % 2)) for n, uuid in enumerate(gpus.uuids)]
 
-@pytest.mark.gpus(4, per_host=2)
-@pytest.mark.device_roles(prefill=[0, 1], decode=[2, 3])
+@pytest.mark.gpus(4, per_host=2, roles={"prefill": [0, 1], "decode": [2, 3]})
 @pytest.mark.energy_options(rounds=3, iterations=1, warmup=0)
 @pytest.mark.energy_gate(budget="1 MJ")
 def test_roles(workers, energy):
@@ -76,8 +75,7 @@ def test_a_host_with_too_few_gpus_makes_the_whole_test_fall_back(two_hosts: TwoH
 ROLES = (
     WORK
     + """
-@pytest.mark.gpus(4, per_host=2)
-@pytest.mark.device_roles(prefill=[0, 3], decode=[1, 2])
+@pytest.mark.gpus(4, per_host=2, roles={"prefill": [0, 3], "decode": [1, 2]})
 def test_roles(workers, energy):
     energy(workers.call(where, 0.3))
 """

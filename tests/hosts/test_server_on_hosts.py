@@ -32,7 +32,7 @@ def test_each_board_of_the_host_must_have_a_process(
         pytest.skip("the agent cannot see the processes on its boards")
     # Ranks inherit it from pytest, as on any host.
     monkeypatch.setenv(WORLD_VARIABLE, str(two_hosts.hosts[0].world.path))
-    command = f"--energy-server-command={sharded(shards, first=0.1)}"
+    command = f"--energy-server={sharded(shards, first=0.1)}"
     output = two_hosts.run(TEST.format(gpus=2), command, *OPTIONS)
     (record,) = two_hosts.report.records
     (rank,) = record.ranks
@@ -45,7 +45,7 @@ def test_each_board_of_the_host_must_have_a_process(
 
 @pytest.mark.slow
 def test_a_server_for_two_hosts_is_refused(two_hosts: TwoHosts) -> None:
-    output = two_hosts.run(TEST.format(gpus=4), f"--energy-server-command={sharded('{gpus}')}", *OPTIONS)
+    output = two_hosts.run(TEST.format(gpus=4), f"--energy-server={sharded('{gpus}')}", *OPTIONS)
     assert (
         "server does not offer one model over several hosts (it needs 4 devices, and a host has 2)" in output
     )

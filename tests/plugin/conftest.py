@@ -36,8 +36,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     monkeypatch.setenv("WATTS", "10")
     monkeypatch.setenv("KIND", "measured")
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 6\nenergy_warmup = 0\nenergy_gap = 0.05\nenergy_budget = 0.1\n"
-        "energy_target = 50%\n"
+        "[pytest]\nenergy_rounds = 6\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_target = 50%\n"
     )
     pytester.makeconftest("import os\n" + WATTS_FROM_ENV)
     return pytester

@@ -27,31 +27,7 @@ def refusal(pytester: pytest.Pytester, *args: str) -> str:
     return error.removeprefix("ERROR: ")
 
 
-class TestPrompts:
-    def test_missing(self, pytester: pytest.Pytester) -> None:
-        assert refusal(pytester, "--energy-prompts=none.txt") == (
-            f"--energy-prompts: the prompts file {pytester.path}/none.txt cannot be read: No such file or "
-            "directory"
-        )
-
-    def test_directory_of_an_ini_key(self, pytester: pytest.Pytester) -> None:
-        pytester.makeini("[pytest]\nenergy_prompts = .\n")
-        assert refusal(pytester) == (
-            f"ini key energy_prompts: the prompts file {pytester.path} cannot be read: Is a directory"
-        )
-
-    def test_not_text(self, pytester: pytest.Pytester) -> None:
-        (pytester.path / "prompts.txt").write_bytes(b"\xff\xfe")
-        assert "prompts.txt is not UTF-8 text" in refusal(pytester, "--energy-prompts=prompts.txt")
-
-    def test_without_a_prompt(self, pytester: pytest.Pytester) -> None:
-        (pytester.path / "prompts.txt").write_text("# none\n")
-        assert refusal(pytester, "--energy-prompts=prompts.txt").endswith(
-            "prompts.txt holds no prompt; write one per line"
-        )
-
-
-class TestServerCommand:
+class TestServer:
     @pytest.mark.parametrize(
         ("command", "message"),
         [
@@ -72,32 +48,32 @@ class TestServerCommand:
         ids=["quotes", "placeholder", "port"],
     )
     def test_unusable_command(self, pytester: pytest.Pytester, command: str, message: str) -> None:
-        told = refusal(pytester, "--energy-backend=server", f"--energy-server-command={command}")
-        assert told == f"--energy-server-command{message}"
+        told = refusal(pytester, "--energy-backend=server", f"--energy-server={command}")
+        assert told == f"--energy-server{message}"
 
     @pytest.mark.parametrize(
         ("commands", "message"),
         [
             (
                 ("python {port}", "python {port}"),
-                ": two commands for the backend server; name them: NAME=COMMAND",
+                ": two servers for the backend server; name them: NAME=URL or NAME=COMMAND",
             ),
             (
                 ("fast=python {port}", "fast=python3 {port}"),
-                ": two commands for the backend fast; give them different names",
+                ": two servers for the backend fast; give them different names",
             ),
             (("vllm=python {port}",), ": vllm is another backend; choose another name for the server"),
         ],
         ids=["twice", "same-name", "taken"],
     )
     def test_named_commands(self, pytester: pytest.Pytester, commands: tuple[str, ...], message: str) -> None:
-        told = refusal(pytester, *(f"--energy-server-command={command}" for command in commands))
-        assert told.startswith(f"--energy-server-command{message}")
+        told = refusal(pytester, *(f"--energy-server={command}" for command in commands))
+        assert told.startswith(f"--energy-server{message}")
 
     @pytest.mark.parametrize(
         ("command", "message"),
         [
-            ("x=", "=x=: the command is empty; write it after the name, as NAME=COMMAND"),
+            ("x=", "=x=: nothing follows the name; write NAME=URL or NAME=COMMAND"),
             (
                 "a b=sleep 1",
                 ": 'a b' is no valid name for a server; use letters, digits, _ and -, a letter first",
@@ -108,19 +84,19 @@ class TestServerCommand:
         self, pytester: pytest.Pytester, command: str, message: str
     ) -> None:
         name = command.partition("=")[0]
-        told = refusal(pytester, f"--energy-server-command={command}", f"--energy-backend={name}")
-        assert told == f"--energy-server-command{message}"
+        told = refusal(pytester, f"--energy-server={command}", f"--energy-backend={name}")
+        assert told == f"--energy-server{message}"
 
     def test_url_names_its_option(self, pytester: pytest.Pytester) -> None:
-        told = refusal(pytester, "--energy-server-url=https://127.0.0.1")
+        told = refusal(pytester, "--energy-server=https://127.0.0.1")
         assert told == (
-            "--energy-server-url: url 'https://127.0.0.1', needs a form such as http://127.0.0.1:8000"
+            "--energy-server: url 'https://127.0.0.1', needs a form such as http://127.0.0.1:8000"
         )
 
     @pytest.mark.parametrize("url", ["http://me:se same@127.0.0.1", "http://me:se/same@127.0.0.1:80/v1"])
     def test_url_with_a_password(self, pytester: pytest.Pytester, url: str) -> None:
-        assert refusal(pytester, f"--energy-server-url={url}") == (
-            "--energy-server-url: the url has a user or a password before its @, which servers would not "
+        assert refusal(pytester, f"--energy-server={url}") == (
+            "--energy-server: the url has a user or a password before its @, which servers would not "
             "get; leave it out"
         )
 
@@ -236,7 +212,6 @@ def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: 
         ("--energy-report={}/energy.json", "File name too long"),
         ("--energy-html={}/energy.html", "File name too long"),
         ("--energy-rank-logs={}", "File name too long"),
-        ("--energy-prompts={}", "cannot be read: File name too long"),
         ("--energy-python=vllm=/{}", "cannot be found (File name too long)"),
         ("--energy-compare={}", "there is no .llenergy/"),
         ("--energy-compare=./{}", "File name too long"),

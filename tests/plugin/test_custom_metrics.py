@@ -106,7 +106,7 @@ def test_several_compared_metrics_are_named(
 ) -> None:
     suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
     monkeypatch.setenv("WER", "0.3")
-    gates = ("--energy-fail-on=wer:5%", "--energy-fail-on=overlap:5%", "--energy-removed=pass")
+    gates = ("--energy-fail-on=wer:5%", "--energy-fail-on=overlap:5%")
     result = suite.runpytest("--energy-compare=base.json", *gates, *quiet)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["regressed: *test_it: wer: *" if quiet else "*test_it: wer *0.2 *0.3 err*"])
@@ -182,7 +182,7 @@ def test_the_mark_of_a_test_needs_its_metric(losing: pytest.Pytester) -> None:
             energy(time.sleep, 0.02)
     """
     )
-    result = losing.runpytest("--energy-compare=base.json", "--energy-removed=pass")
+    result = losing.runpytest("--energy-compare=base.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: base has no wer*"])
 
@@ -196,7 +196,7 @@ def test_a_slip_in_a_built_in_name_stops_the_run(suite: pytest.Pytester, option:
 
 def test_a_gate_compares_them(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
-    gate = ("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-removed=pass")
+    gate = ("--energy-compare=base.json", "--energy-fail-on=wer:5%")
     suite.runpytest(*gate).assert_outcomes(passed=2)
     monkeypatch.setenv("WER", "0.3")
     result = suite.runpytest(*gate)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``--energy-flops``: operations are counted after the rounds, on request only."""
+"""The mark ``energy_options(flops=True)``: operations are counted after the rounds, on request only."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class Noting:
 SPEC = BackendSpec("noting", "noting:Noting", (), "", Capabilities())
 """
 GIVEN = TEN_WATTS + "\nimport noting\ndef pytest_llenergy_backends(config):\n    return [noting.SPEC]\n"
+COUNTING = "import pytest\n@pytest.mark.energy_options(flops=True)\n"
+DECLINING = "@pytest.mark.energy_options(flops=False)\n"
 TEST = "def test_it(energy, backend):\n    energy(backend.generate, ['a'], max_new_tokens=1)\n"
 ARGS = ("--energy-report", "--energy-backend=noting", "--energy-model=random:llama-tiny")
 
@@ -75,7 +77,8 @@ def notes(noting: pytest.Pytester) -> list[tuple[str, int]]:
 
 
 def test_operations_are_counted_after_the_rounds(noting: pytest.Pytester, read_report: Read) -> None:
-    noting.runpytest_subprocess(*ARGS, "--energy-flops").assert_outcomes(passed=1)
+    noting.makepyfile(test_it=COUNTING + TEST)
+    noting.runpytest_subprocess(*ARGS).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     ended_ns = [(each["start_s"] + each["duration_s"]) * 1e9 for each in record["rounds"]]
     noted = notes(noting)
@@ -88,7 +91,8 @@ def test_operations_are_counted_after_the_rounds(noting: pytest.Pytester, read_r
 
 
 def test_the_record_has_operations_and_their_source(noting: pytest.Pytester, read_report: Read) -> None:
-    noting.runpytest_subprocess(*ARGS, "--energy-flops").assert_outcomes(passed=1)
+    noting.makepyfile(test_it=COUNTING + TEST)
+    noting.runpytest_subprocess(*ARGS).assert_outcomes(passed=1)
     report = read_report()
     jsonschema.validate(report, json_schema())
     metrics = report["records"][0]["metrics"]
@@ -105,20 +109,29 @@ def test_operations_are_counted_on_request_only(noting: pytest.Pytester, read_re
     assert not {"flops", "energy_per_flop_j"} & set(read_report()["records"][0]["metrics"])
 
 
-def test_the_ini_key_enables_counting_and_the_option_disables_it(
-    noting: pytest.Pytester, read_report: Read
+@pytest.mark.parametrize(
+    ("marks", "counted"),
+    [
+        ("pytestmark = pytest.mark.energy_options(flops=True)\n{}", True),
+        (
+            "pytestmark = pytest.mark.energy_options(flops=True)\n@pytest.mark.energy_options(rounds=1)\n{}",
+            True,
+        ),
+        ("pytestmark = pytest.mark.energy_options(flops=True)\n" + DECLINING + "{}", False),
+    ],
+    ids=["module", "beside", "off"],
+)
+def test_a_module_asks_for_counts_and_a_test_declines(
+    noting: pytest.Pytester, read_report: Read, marks: str, counted: bool
 ) -> None:
-    ini = noting.path / "tox.ini"
-    ini.write_text(f"{ini.read_text()}\nenergy_flops = on\n")
+    noting.makepyfile(test_it="import pytest\n" + marks.format(TEST))
     noting.runpytest_subprocess(*ARGS).assert_outcomes(passed=1)
-    assert read_report()["records"][0]["metrics"]["flops"]["value"] == 1000
-    noting.runpytest_subprocess(*ARGS, "--energy-flops=off").assert_outcomes(passed=1)
-    assert "flops" not in read_report()["records"][0]["metrics"]
+    assert ("flops" in read_report()["records"][0]["metrics"]) is counted
 
 
 def test_a_plain_function_has_no_count_but_a_reason(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile("import time\ndef test_it(energy):\n    energy(time.sleep, 0.2)\n")
-    quick.runpytest("--energy-report", "--energy-flops").assert_outcomes(passed=1)
+    quick.makepyfile(f"import time\n{COUNTING}def test_it(energy):\n    energy(time.sleep, 0.2)\n")
+    quick.runpytest("--energy-report").assert_outcomes(passed=1)
     flops = read_report()["records"][0]["metrics"]["flops"]
     assert flops["value"] is None
     assert flops["reason"] == (
@@ -127,9 +140,9 @@ def test_a_plain_function_has_no_count_but_a_reason(quick: pytest.Pytester, read
 
 
 def test_a_budget_can_limit_energy_per_operation(noting: pytest.Pytester) -> None:
-    mark = "import pytest\n@pytest.mark.energy_gate(metric='energy_per_flop_j', budget='10 pJ')\n"
+    mark = COUNTING + "@pytest.mark.energy_gate(metric='energy_per_flop_j', budget='10 pJ')\n"
     noting.makepyfile(test_it=mark + TEST)
-    result = noting.runpytest_subprocess(*ARGS, "--energy-flops")
+    result = noting.runpytest_subprocess(*ARGS)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*energy_per_flop_j is * [µnm]J, over the budget of 10 pJ*"])
 
@@ -139,6 +152,7 @@ def test_transformers_counts_and_its_ranks_are_reused(quick: pytest.Pytester, re
     quick.makepyfile(
         """
         import pytest
+        @pytest.mark.energy_options(flops=True)
         @pytest.mark.parametrize("n", [3, 4])
         def test_it(energy, backend, n):
             backend = backend.with_options(dtype="float32")
@@ -147,7 +161,7 @@ def test_transformers_counts_and_its_ranks_are_reused(quick: pytest.Pytester, re
             assert run.energy_per_flop_j > 0
         """
     )
-    args = ("--energy-backend=transformers", "--energy-model=random:llama-tiny", "--energy-flops")
+    args = ("--energy-backend=transformers", "--energy-model=random:llama-tiny")
     quick.runpytest_subprocess("--energy-report", *args).assert_outcomes(passed=2)
     three, four = read_report()["records"]
     assert four["metrics"]["flops"]["value"] > three["metrics"]["flops"]["value"]

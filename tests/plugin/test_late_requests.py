@@ -106,8 +106,8 @@ def setup(request): return request.getfixturevalue("prompts")[:100]
 def test_setup(setup): pass
 
 def test_call(request):
-    from pytest_llenergy.record.prompts import default_prompts
-    default_prompts()[:100]
+    from pytest_llenergy.record.prompts import Prompts
+    Prompts()[:100]
 
 @pytest.fixture
 def teardown(request):

@@ -67,7 +67,7 @@ def tell_points(quick: pytest.Pytester) -> Path:
 
 def run_search(quick: pytest.Pytester, arguments: str, *options: str, server: str = SERVER) -> Any:
     quick.makepyfile(SEARCH.format(arguments=arguments))
-    return quick.runpytest(*OPTIONS, f"--energy-server-command={server}", *options)
+    return quick.runpytest(*OPTIONS, f"--energy-server={server}", *options)
 
 
 def test_the_maximum_load_of_a_known_server_is_found(quick: pytest.Pytester, read_report: Read) -> None:
@@ -121,7 +121,7 @@ def test_a_disabled_search_is_one_load_at_the_lowest_rate(quick: pytest.Pytester
     quick.makepyfile(
         SEARCH.format(arguments="between=(4, 400), num_requests=8") + "    run.curve\n    assert 0"
     )
-    options = ["--energy-backend=server", f"--energy-server-command={SERVER}", "--energy-disable"]
+    options = ["--energy-backend=server", f"--energy-server={SERVER}", "--energy-disable"]
     begin_s = time.monotonic()
     result = quick.runpytest(*options, "-s")
     result.assert_outcomes(skipped=1)
@@ -148,7 +148,7 @@ def test_the_maximum_load_of_llama_cpp_is_bracketed(quick: pytest.Pytester, read
                 ignore_eos=True)
         """
     )
-    quick.runpytest(*OPTIONS, f"--energy-server-command={llama()}").assert_outcomes(passed=1)
+    quick.runpytest(*OPTIONS, f"--energy-server={llama()}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert record["backend"]["options"]["server"] == "llama.cpp"
     curve = record["load_curve"]
@@ -253,7 +253,7 @@ def test_the_first_load_of_a_search_has_the_warm_ups_asked_for(quick: pytest.Pyt
     quick.makepyfile(SEARCH.format(arguments="between=(40, 60), num_requests=20, tolerance=1.0"))
     told = tell_points(quick)
     quick.runpytest_subprocess(
-        *OPTIONS, f"--energy-server-command={SERVER}", f"--energy-warmup={warmups}"
+        *OPTIONS, f"--energy-server={SERVER}", f"--energy-warmup={warmups}"
     ).assert_outcomes(passed=1)
     first, *others = told.read_text().split()
     assert first == warmups
@@ -272,7 +272,7 @@ def test_a_curve_of_short_loads_has_no_result(quick: pytest.Pytester, read_repor
                 slo=slo(ttft=1))
         """
     )
-    result = quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}")
+    result = quick.runpytest(*OPTIONS, f"--energy-server={SERVER}")
     result.assert_outcomes(passed=1)
     (point,) = read_report()["records"][0]["load_curve"]["points"]
     assert (point["within_slo"], point["short"], point["slo_attainment"]) == (None, True, 1.0)
@@ -293,7 +293,7 @@ def test_a_curve_has_a_point_for_each_rate(quick: pytest.Pytester, read_report: 
             assert run.requests_per_s < 65
         """
     )
-    result = quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}")
+    result = quick.runpytest(*OPTIONS, f"--energy-server={SERVER}")
     result.assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     fast, middle, slow = record["load_curve"]["points"]
@@ -373,7 +373,7 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
             assert run.energy_per_good_request_j > run.energy_per_request_j
         """
     )
-    quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}").assert_outcomes(passed=1)
+    quick.runpytest(*OPTIONS, f"--energy-server={SERVER}").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     served = record["rounds"][0]["served"]
     good = [each <= 0.1 for each in served["time_to_first_token_s"]]
@@ -439,7 +439,7 @@ def test_invalid_arguments_are_refused(quick: pytest.Pytester, call: str, messag
             energy.{call}
         """
     )
-    result = quick.runpytest(*OPTIONS, f"--energy-server-command={SERVER}")
+    result = quick.runpytest(*OPTIONS, f"--energy-server={SERVER}")
     result.assert_outcomes(failed=1)
     assert message in result.stdout.str()
 
@@ -454,7 +454,7 @@ def test_points_before_a_broken_load_are_kept(quick: pytest.Pytester, read_repor
     )
     # The second load breaks: the first sends ten requests in each of two rounds.
     server = queueing(slots=4, service=0.1, breaks=20)
-    quick.runpytest(*OPTIONS, f"--energy-server-command={server}").assert_outcomes(failed=1)
+    quick.runpytest(*OPTIONS, f"--energy-server={server}").assert_outcomes(failed=1)
     (record,) = read_report()["records"]
     whole, broken = record["load_curve"]["points"]
     assert (whole["request_rate"], whole["rounds"], whole["within_slo"]) == (20, 2, True)
@@ -470,7 +470,7 @@ def test_points_before_a_broken_load_are_kept(quick: pytest.Pytester, read_repor
 def test_points_are_kept_on_ctrl_c(quick: pytest.Pytester, read_report: Read, options: list[str]) -> None:
     quick.makepyfile(SEARCH.format(arguments="between=(10, 60), tolerance=0.01, num_requests=20"))
     told = tell_points(quick)
-    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--energy-server-command={SERVER}", *options]
+    command = [sys.executable, "-m", "pytest", *OPTIONS, f"--energy-server={SERVER}", *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, text=True
     ) as run:

@@ -48,7 +48,7 @@ def search(quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Callable[
         orders.write_text("")
         quick.makepyfile(SEARCH.format(max_failures=max_failures))
         command = queueing(slots=20, service=0.05, orders=orders)
-        options = "--energy-report", "--energy-backend=server", f"--energy-server-command={command}"
+        options = "--energy-report", "--energy-backend=server", f"--energy-server={command}"
         return quick.runpytest(*options)
 
     return search

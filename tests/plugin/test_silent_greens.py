@@ -22,8 +22,12 @@ WINDOW = "import time\ndef test_b(energy_meter):\n    with energy_meter('x'):\n 
 EDITED = "*mean_power_w is not comparable: the benchmark itself changed: llenergy compare *"
 
 
-def lost(why: str) -> str:
-    return f"ERROR: 1 test of base.json not compared: test_b ({why}); --energy-removed=warn accepts this"
+#: How a test that is not in the run is named.
+MISSING = "in base.json but not compared: test_b (not in this run)"
+
+
+def lost(why: str, remedy: str = "measure them or deselect them") -> str:
+    return f"ERROR: 1 test of base.json not compared: test_b ({why}); {remedy}"
 
 
 @pytest.fixture
@@ -39,12 +43,30 @@ def two(quick_suite: pytest.Pytester) -> pytest.Pytester:
     [
         (B + "    pytest.skip('later')\n", [FAIL], 1, lost("skipped")),
         (B.replace("def", "@pytest.mark.xfail\ndef") + "    assert 0\n", [FAIL], 1, lost("xfailed")),
-        (B.replace("energy(time", "pytest.exit('x', 0); energy(time"), [FAIL], 1, lost("not in this run")),
-        ("", [FAIL], 1, lost("not in this run")),
-        (B, [FAIL, "-k", "test_a"], 1, lost("not in this run")),
-        ("", [FAIL, "--energy-removed=warn"], 0, "in base.json but not compared: test_b (not in this run)"),
-        ("", [FAIL, "--energy-removed=pass"], 0, None),
-        ("", ["-q"], 0, "in base.json but not compared: test_b (not in this run)"),
+        (B.replace("def", "@pytest.mark.skip\ndef"), [FAIL], 1, lost("skipped")),
+        (B + "    pytest.skip('later')\n", [FAIL, "--energy-inconclusive=pass"], 1, lost("skipped")),
+        (
+            B.replace("energy(time", "pytest.exit('x', 0); energy(time"),
+            [FAIL],
+            1,
+            lost("not in this run", "the run ended early"),
+        ),
+        ("", [FAIL], 0, MISSING),
+        (B, [FAIL, "-k", "test_a"], 0, MISSING),
+        ("", [FAIL, "--energy-inconclusive=pass"], 0, MISSING),
+        (
+            "",
+            [FAIL, "--energy-inconclusive=fail"],
+            1,
+            lost("not in this run", "--energy-inconclusive=warn accepts this"),
+        ),
+        (
+            "def test_b(): pass",
+            [FAIL, "--deselect=test_a.py"],
+            1,
+            "*; nothing was compared",
+        ),
+        ("", ["-q"], 0, MISSING),
         (WINDOW, [FAIL], 1, "*is invalid: head has only windows of energy_meter and no rounds*"),
         (B.replace("0.05", "0.04"), [FAIL], 1, EDITED),
         (B.replace("def", "@(lambda test: test)\ndef"), [FAIL], 1, EDITED),
@@ -149,18 +171,13 @@ class TestCompare:
             (
                 [record_of(), OTHER],
                 [record_of()],
-                [],
-                5,
-                "1 test of the baseline removed; --removed=warn accepts",
+                ["--inconclusive=fail"],
+                4,
+                "1 test of the baseline removed; --inconclusive=warn accepts",
             ),
-            (
-                [record_of(), OTHER],
-                [record_of()],
-                ["--removed=warn"],
-                0,
-                "warning: 1 test of the baseline removed",
-            ),
-            ([record_of(), OTHER], [record_of()], ["--removed=pass"], 0, "1 removed"),
+            ([record_of(), OTHER], [record_of()], [], 0, "warning: 1 test of the baseline removed"),
+            ([record_of(), OTHER], [record_of()], ["--inconclusive=pass"], 0, "1 removed"),
+            ([OTHER], [record_of()], [], 5, "1 test of the baseline removed; nothing was compared"),
             ([record_of()], [record_of(status="skipped", reason="no GPU")], [], 5, "was skipped (no GPU)"),
             (
                 [record_of()],
@@ -240,7 +257,7 @@ class TestCompare:
             ),
             (["--floor=50%"], "--floor=50%: needs a share from 0 to 25%"),
             (["--fail-on=energy_j:300%"], "is too large; the maximum is 200%"),
-            (["--removed=ignore"], "--removed=ignore: must be fail, warn or pass"),
+            (["--inconclusive=ignore"], "--inconclusive=ignore: must be warn, fail or pass"),
         ],
     )
     def test_options_that_mean_nothing_are_refused(

@@ -84,7 +84,7 @@ def test_tear_down(energy, broken_later):
 @pytest.fixture
 def failing(quick: pytest.Pytester) -> pytest.Pytester:
     without_torch(quick.path)
-    quick.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 1\nenergy_gap = 0.1\nenergy_budget = 0.1\n")
+    quick.makeini("[pytest]\nenergy_rounds = 2\nenergy_warmup = 1\nenergy_budget = 0.1\n")
     quick.makeconftest(TEN_WATTS + BROKEN_FIXTURES)
     quick.makepyfile(FAILURES)
     return quick

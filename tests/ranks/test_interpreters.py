@@ -183,7 +183,7 @@ class TestRuns:
             """
         )
         pytester.makeini(
-            "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_gap = 0.1\nenergy_budget = 0.1\n"
+            "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n"
             "energy_python = toy=environment/bin/python\n"
         )
         return pytester.runpytest_subprocess(

@@ -261,7 +261,7 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
     )
     without_torch(pytester.path)
     # One of them is measured, by default for twenty seconds.
-    short = ("--energy-rounds=1", "--energy-warmup=0", "--energy-gap=0.1", "--energy-budget=0.1")
+    short = ("--energy-rounds=1", "--energy-warmup=0", "--energy-budget=0.1")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *short)
     result.assert_outcomes(failed=14, passed=3, skipped=1)
     # At the line of the test.

@@ -22,8 +22,7 @@ SERVING = BACKEND.replace("input_tokens=1, output_tokens=1", "input_tokens=30, o
 
 TEST = """
 import pytest
-@pytest.mark.gpus(4)
-@pytest.mark.device_roles(prefill=[0, 2], decode=[1, 3])
+@pytest.mark.gpus(4, roles={"prefill": [0, 2], "decode": [1, 3]})
 def test_it(energy, backend):
     energy(backend.generate, ["a", "b", "c", "d"])
 """
@@ -42,8 +41,7 @@ def _few_plugins(few_plugins: None) -> None:
 @pytest.fixture
 def suite(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makeini(
-        "[pytest]\nenergy_rounds = 4\nenergy_warmup = 0\nenergy_gap = 0.3\nenergy_budget = 0.1\n"
-        "energy_backend = sleepy\n"
+        "[pytest]\nenergy_rounds = 4\nenergy_warmup = 0\nenergy_budget = 0.1\nenergy_backend = sleepy\n"
     )
     pytester.makeconftest(CONFTEST)
     (pytester.path / "sleepy.py").write_text(SERVING)
@@ -101,7 +99,7 @@ def test_each_role_has_the_joules_of_its_boards(
 def test_roles_that_one_meter_reads_together_have_a_reason(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
-    suite.makepyfile(TEST.replace("gpus(4)", "gpus(5, fallback='cpu')").replace('"d"', '"d", "e"'))
+    suite.makepyfile(TEST.replace("gpus(4,", "gpus(5, fallback='cpu',").replace('"d"', '"d", "e"'))
     suite.runpytest_subprocess("--energy-report", "-p", "no:cacheprovider")
     (record,) = read_report()["records"]
     for name, per_token, _ in NAMES.values():
@@ -111,26 +109,21 @@ def test_roles_that_one_meter_reads_together_have_a_reason(
 
 
 @pytest.mark.parametrize(
-    ("marks", "message"),
+    "roles",
     [
-        (
-            "gpus(2)\n@pytest.mark.device_roles(prefill=[0], decode=[2])",
-            "device 2 and the test leases 2 GPUs",
-        ),
-        ("device_roles(prefill=[0], decode=[1])", "names device 1 and the test leases 0 GPUs"),
-        (
-            "gpus(2)\n@pytest.mark.device_roles(prefill=[0], decode=[0, 1])",
-            "0 is named twice; each",
-        ),
-        (
-            "gpus(2)\n@pytest.mark.device_roles(prefill=[], decode=[1])",
-            "prefill is [], needs a list",
-        ),
-        ("gpus(2)\n@pytest.mark.device_roles(prefill=[0])", "missing a required argument: 'decode'"),
+        "{'prefill': [0], 'decode': [2]}",
+        "{'prefill': [0], 'decode': [0, 1]}",
+        "{'prefill': [], 'decode': [1]}",
+        "{'prefill': [0]}",
+        "{'prefill': 0, 'decode': 1}",
+        "[0, 1]",
     ],
 )
-def test_wrong_roles_are_refused(suite: pytest.Pytester, marks: str, message: str) -> None:
-    suite.makepyfile(f"import pytest\n@pytest.mark.{marks}\ndef test_it(energy): energy(int)\n")
+def test_wrong_roles_are_refused(suite: pytest.Pytester, roles: str) -> None:
+    mark = f"@pytest.mark.gpus(2, roles={roles})"
+    suite.makepyfile(f"import pytest\n{mark}\ndef test_it(energy): energy(int)\n")
     result = suite.runpytest()
     result.assert_outcomes(errors=1)
-    assert message in result.stdout.str()
+    assert (
+        f"roles is {roles}, needs for prefill and decode lists of positions below n=2" in result.stdout.str()
+    )

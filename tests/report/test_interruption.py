@@ -179,7 +179,7 @@ def test_ctrl_c_while_a_slow_driver_is_queried(
     """The environment is queried after the first record, and again for the report."""
     world = nvml_children(World(tmp_path / "world", [Board(power_w=100.0, latch_ns=20_000_000)]))
     suite.makepyfile(test_it=SLOW_DRIVER)
-    with running("--energy-meter=ten-watts", "-o", "energy_busy_timeout=1", *options) as process:
+    with running("--energy-meter=ten-watts", *options) as process:
         wait_for((suite.path / "ending").exists, process)
         before = world.calls(0)
         world.update(0, call_delay_ns=1_000_000_000)

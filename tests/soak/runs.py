@@ -33,7 +33,6 @@ INI = """
 [pytest]
 energy_rounds = 2
 energy_warmup = 0
-energy_gap = 0.02
 energy_budget = 0.1
 energy_model = random:llama-tiny
 filterwarnings =

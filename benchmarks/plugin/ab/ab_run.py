@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -23,10 +24,13 @@ from pytest_llenergy.report.store import read_paired_report
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
-#: One thread, so that none waits by spinning; a meter that counts only this work.
+#: One thread, so that none waits by spinning.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+#: With a meter that counts only this work.
 SESSION = (
     "pytest benchmarks/plugin/ab/suite/suite_decode.py -q -p no:cacheprovider --energy-backend=transformers "
-    "--energy-threads=1 --energy-warmup=1 --energy-gap=0.1 --energy-budget=2 --energy-meter=session-cpu"
+    "--energy-warmup=1 --energy-budget=2 --energy-meter=session-cpu"
 )
 
 #: Tokens generated on each side.
@@ -64,7 +68,7 @@ def run_once(case: str, pairs: str, rounds: int, directory: Path, *, stand_in: b
     words += [f"--pairs={pairs}", f"--rounds-per-session={rounds}", "--metric=energy_j", "--fresh"]
     words += ["--output", str(output), "--", *shlex.split(SESSION), *(["--stand-in"] if stand_in else [])]
     began_s = time.monotonic()
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     minutes = (time.monotonic() - began_s) / 60
     if not output.exists():
         raise SystemExit(f"{case}: exit code {done.returncode}\n{done.stderr}")

@@ -78,18 +78,18 @@ def run_by_hand(backend: str, work: str, args: argparse.Namespace) -> dict[str, 
 
 def run_plugin(backend: str, work: str, rounds: int, args: argparse.Namespace, scratch: Path) -> Path:
     """Run a test file under the plugin and return the path of its report."""
-    report, threads = scratch / "energy.json", args.threads
+    report = scratch / "energy.json"
     backend_options = {
-        "server": [f"--energy-server-command={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
+        "server": [f"--energy-server={sys.executable} {SERVER} {{model}} {{port}} {{threads}}"],
         "vllm": [f"--energy-python=vllm={args.vllm_python}"],
     }
     options = (
         *backend_options.get(backend, ()),
-        *(f"--energy-backend={backend}", f"--energy-threads={threads}", f"--energy-report={report}"),
+        *(f"--energy-backend={backend}", f"--energy-report={report}"),
         *(f"--energy-rounds={rounds}", f"--energy-warmup={min(WARM_UP, rounds - 1)}", "--energy-budget=1"),
         *("-q", "-p", "no:cacheprovider", f"--rootdir={scratch}", "-c", os.devnull),
     )
-    run(["-m", "pytest", str(HERE / work), *options], threads)
+    run(["-m", "pytest", str(HERE / work), *options], args.threads)
     return report
 
 

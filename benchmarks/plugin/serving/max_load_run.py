@@ -198,7 +198,7 @@ class Case:
         program = ROOT / "tests" / "backends" / "servers" / "queueing.py"
         settings = f"slots={self.slots} service={self.service_s}"
         command = f"{shlex.join([sys.executable, str(program)])} {{port}} {settings}"
-        options = ["--energy-report", "--energy-backend=server", f"--energy-server-command={command}"]
+        options = ["--energy-report", "--energy-backend=server", f"--energy-server={command}"]
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", *options, "--energy-rounds=2", "--energy-budget=1"],
             cwd=scratch,

@@ -28,7 +28,7 @@ RESERVED = {
         ("cache_prompt", "cache_idle_slots", "cache_ram_mib", "n_cache_reuse", "n_ctx_checkpoints"),
         NO_PREFIX_CACHE,
     ),
-    **dict.fromkeys(("cpuparams", "cpuparams_batch"), "use --energy-threads"),
+    **dict.fromkeys(("cpuparams", "cpuparams_batch"), "set OMP_NUM_THREADS"),
     **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
     **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
     **{"flash_attn_type": "use attention", "lora_adapters": "use lora"},

@@ -10,8 +10,8 @@ from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.timeouts import SERVER_START_SHARE
 
 NEEDS = (
-    "give --energy-server-command='llama-server -m {model} --port {port}' to start a server, or "
-    "--energy-server-url=http://127.0.0.1:8000 to use one that runs on this host"
+    "give --energy-server='llama-server -m {model} --port {port}' to start a server, or "
+    "--energy-server=http://127.0.0.1:8000 to use one that runs on this host"
 )
 
 SPEC = BackendSpec(
@@ -32,21 +32,20 @@ SPEC = BackendSpec(
 )
 
 
-def specs_of_run(
-    commands: Mapping[str, str], url: str, model: str, timeout_s: float
-) -> dict[str, BackendSpec]:
-    """Return the backend ``server`` and those with commands of their own, with the run's options preset.
+def is_url(text: str) -> bool:
+    """Whether a value of ``--energy-server`` is the URL of a running server, and not a command."""
+    return text.startswith(("http://", "https://"))
+
+
+def specs_of_run(servers: Mapping[str, str], timeout_s: float) -> dict[str, BackendSpec]:
+    """Return the backend ``server`` and those with names of their own, with the run's options preset.
 
     Args:
-        commands: Commands that start servers, by name of the backend.
-        url: URL of a running server, for ``server``; empty for none.
-        model: Name of the model in the server's API; empty for the first that it lists.
+        servers: URLs of running servers and commands that start some, by name of the backend.
         timeout_s: Value of ``--energy-timeout`` (seconds).
     """
-    preset = {"model": model, "timeout_s": SERVER_START_SHARE * timeout_s}
     specs = {}
-    for name, command in {SPEC.name: "", **commands}.items():
-        own = {"command": command, "url": url if name == SPEC.name else ""}
-        needs = None if any(own.values()) else SPEC.needs
-        specs[name] = replace(SPEC, name=name, preset={**own, **preset}, needs=needs)
+    for name, target in {SPEC.name: "", **servers}.items():
+        preset = {"url" if is_url(target) else "command": target, "timeout_s": SERVER_START_SHARE * timeout_s}
+        specs[name] = replace(SPEC, name=name, preset=preset, needs=None if target else SPEC.needs)
     return specs

@@ -20,7 +20,7 @@ from pytest_llenergy.backends.server.endpoint import Endpoint
 from pytest_llenergy.backends.server.load import BatchJob, LoadJob
 from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
 from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
-from pytest_llenergy.backends.server.stream import error_text, read_answer
+from pytest_llenergy.backends.server.stream import NAME_IT, error_text, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH_TIMEOUT_S
 from pytest_llenergy.backends.traffic.requests import Inputs, Request, as_request
@@ -131,8 +131,8 @@ class ServerBackend:
         self._dialect = select_dialect(models)
         served = [str(each.get("id")) for each in models.get("data") or ()]
         if not settings.model and not served:
-            raise BackendError(f"server: GET {MODELS_PATH} names no model; give --energy-server-model=NAME")
-        self._model = settings.model or served[0]
+            raise BackendError(f"server: GET {MODELS_PATH} names no model; {NAME_IT}")
+        self._model = settings.model or (model.location if model.location in served else served[0])
         self._endpoint = Endpoint(client, self._dialect, settings.health, self._check_alive, address, flags)
         self._probe(client, served)
         return BackendInfo(
@@ -244,7 +244,7 @@ class ServerBackend:
                 who = f"process {sorted(pids)[0]}" if pids else "a process that is not visible here"
                 raise BackendError(
                     f"server: port {address.port} is answered by {who}, which the command did not start (a "
-                    "container, a daemon?); start it yourself and give --energy-server-url"
+                    "container, a daemon?); start it yourself and give its URL"
                 )
             return []
         family = self._family = find_family(address)

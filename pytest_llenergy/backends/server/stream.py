@@ -19,6 +19,9 @@ from pytest_llenergy.record.timeline import RequestTimeline
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+#: How a test names a model that the server does not list.
+NAME_IT = 'name it with @pytest.mark.backend_options(model="NAME")'
+
 END_OF_STREAM = b"[DONE]"
 
 #: Client errors of a server that has too much to do: a request that took too long, and too many requests.
@@ -231,7 +234,7 @@ def _check_status(stream: Stream, name: str) -> None:
         return
     message = error_text(stream.body())
     if stream.status == 404:
-        raise ModelError(f"server: {name}: 404 from {stream.path}: {message}; see --energy-server-model")
+        raise ModelError(f"server: {name}: 404 from {stream.path}: {message}; {NAME_IT}")
     raise FailedRequestError(f"server: {name}: {stream.status} from {stream.path}: {message}", stream.status)
 
 

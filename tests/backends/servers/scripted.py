@@ -26,7 +26,7 @@ from typing import Any
 SETTINGS = {
     **{"fault": "", "owner": "scripted", "chunk": "1", "first": "0", "step": "0"},
     **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0", "template": "5"},
-    "queue": "1000000",
+    **{"queue": "1000000", "models": "tiny"},
 }
 #: What was asked, in order, and the prompts.
 ASKED: list[dict[str, Any]] = []
@@ -82,7 +82,14 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/asked":
             self.say(200, {"asked": ASKED})
         elif self.path == "/v1/models":
-            self.say(200, {"data": [{"id": "tiny", "owned_by": SETTINGS["owner"]}]})
+            self.say(
+                200,
+                {
+                    "data": [
+                        {"id": each, "owned_by": SETTINGS["owner"]} for each in SETTINGS["models"].split(",")
+                    ]
+                },
+            )
         else:
             self.say(404, {"detail": "Not Found"})
 
@@ -92,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
             self.say(200, {"count": self.count(asked)})
             return
         ASKED.append(asked)
-        if asked["model"] != "tiny":
+        if asked["model"] not in SETTINGS["models"].split(","):
             self.say(404, {"error": {"message": f"The model `{asked['model']}` does not exist."}})
             return
         prompt = self.prompt(asked)
