@@ -13,7 +13,7 @@ import pytest_llenergy
 
 PACKAGE = Path(pytest_llenergy.__file__).parent
 
-FLOOR = {"errors", "lifetime", "scratch"}
+FLOOR = {"errors", "lifetime", "real_time", "scratch"}
 RECORD = FLOOR | {"record"}
 MEASURING = ["backends", "devices", "energy", "ranks", "measure", "hosts"]
 READING = ["compare", "report"]

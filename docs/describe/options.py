@@ -27,6 +27,7 @@ SEE = {
     ("python",): "[environments](backends.md#backends-in-their-own-environment)",
     ("model", "backend"): "[backends](backends.md)",
     ("gpus",): "[which GPUs](devices.md#which-gpus)",
+    ("worker_gpus",): "[a process's own GPUs](devices.md#gpus-for-a-whole-process)",
     ("busy",): "[busy GPUs](devices.md#busy-gpus)",
     ("meter", "require"): "[meters](meters.md)",
     ("start_method", "isolation", "rank_logs", "timeout"): "[ranks](workers.md)",
@@ -50,7 +51,10 @@ WHO = {
         *("rank_logs", "timeout", "lease_timeout", "busy"),
         *("merge", "export", "history", "comment"),
     ),
-    OPERATOR: (*("python", "gpus", "cluster", "meter", "start_method", "server", "run", "watch", "doctor"),),
+    OPERATOR: (
+        *("python", "gpus", "worker_gpus", "cluster", "meter", "start_method", "server"),
+        *("run", "watch", "doctor"),
+    ),
 }
 
 

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -55,6 +56,9 @@ FILE_MODE = 0o644
 MAX_LINE_BYTES, MAX_NAME, MAX_LISTED = 1 << 14, 200, 16
 
 HOLDER_SUFFIX = ".holder"
+
+#: A lease is checked while the files of its test may be fake ones, which replace names, but no ``partial``.
+_stat, _fstat = partial(os.stat), partial(os.fstat)
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -142,10 +146,10 @@ class Held:
         """Return whether the lock files still exist. A removed file does not exclude other processes."""
         for lock, descriptor in self._locks.items():
             try:
-                named = os.stat(lock_name(lock.device), dir_fd=self.directory.descriptor)
+                named = _stat(lock_name(lock.device), dir_fd=self.directory.descriptor)
             except OSError:
                 return False
-            if not os.path.samestat(named, os.fstat(descriptor)):
+            if not os.path.samestat(named, _fstat(descriptor)):
                 return False
         return True
 

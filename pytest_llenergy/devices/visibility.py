@@ -38,6 +38,11 @@ class VisibleDevices:
     reason: str | None = None
 
 
+def visibility_variables(visible: str) -> dict[str, str]:
+    """Return the variables that show a process these devices alone, UUIDs with commas between them."""
+    return {VISIBLE_DEVICES: visible, "HIP_VISIBLE_DEVICES": visible, DEVICE_ORDER: "PCI_BUS_ID"}
+
+
 def parse_visible_devices(environment: Mapping[str, str], inventory: Inventory) -> VisibleDevices:
     """Return the boards, or MIG instances, that CUDA would enumerate.
 

@@ -15,12 +15,12 @@ share of the test is s / (s + k (1 - s)) at least, and s / (s + (1 - s) / k) at 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, read_cpu_time
 from pytest_llenergy.energy.meters.base import Domain
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy
@@ -92,7 +92,7 @@ def read_cpu(processes: ProcessTree) -> CpuReading:
     """Read the CPU time of the host and of the test's processes."""
     host = read_cpu_time()
     own_s = processes.cpu_time_s()
-    return CpuReading(time.monotonic(), host.busy_s, host.stolen_s, own_s)
+    return CpuReading(real_time.monotonic(), host.busy_s, host.stolen_s, own_s)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from pytest_llenergy import real_time
+
 #: Busy states of psutil; nice, irq and softirq exist on some systems only.
 BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
 
@@ -312,7 +314,7 @@ class LinuxProcessTable:
 
     def _born(self, new: Iterable[int]) -> list[int]:
         """Return those of new and of recent ids that have a process. Those of mere threads never have."""
-        now_s = time.monotonic()
+        now_s = real_time.monotonic()
         waiting = {**self._unborn, **dict.fromkeys(new, now_s)}
         born = [pid for pid in waiting if _has_clock(pid)]
         self._unborn = {
@@ -321,11 +323,11 @@ class LinuxProcessTable:
         return born
 
     def _list_sometimes(self) -> list[int]:
-        now_s = time.monotonic()
+        now_s = real_time.monotonic()
         if now_s - self._listed_s < self._listing_s / LISTING_SHARE:
             return []
         listed = self._list()
-        self._listed_s, self._listing_s = now_s, time.monotonic() - now_s
+        self._listed_s, self._listing_s = now_s, real_time.monotonic() - now_s
         return listed
 
     def _list(self) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.meters.base import READER_THREAD, Meter
 from pytest_llenergy.energy.schedule import Budget, Timetable
 from pytest_llenergy.energy.timeouts import READING_TIMEOUT_S, TICK_POLL_S
@@ -54,7 +55,7 @@ SLOW_TICKS = 1.5
 class MeterReader:
     """One open meter, with its series and the time of its next reading."""
 
-    def __init__(self, meter: Meter, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, meter: Meter, clock: Callable[[], int] = real_time.monotonic_ns) -> None:
         self.meter = meter
         self._clock = clock
         self.series: list[Series] = [Series(meter.name, domain) for domain in meter.domains]
@@ -119,7 +120,7 @@ class Reader:
     def __init__(
         self,
         meters: Sequence[Meter],
-        clock: Callable[[], int] = time.monotonic_ns,
+        clock: Callable[[], int] = real_time.monotonic_ns,
         thread_time: Callable[[], int] = time.thread_time_ns,
         process_time: Callable[[], int] = time.process_time_ns,
     ) -> None:
@@ -316,18 +317,18 @@ class Sampler:
             ticks: How many ticks each counter must make.
         """
         wait_s = timeout_s + self.slowest_s(ticks)
-        deadline_s = time.monotonic() + wait_s
+        deadline_s = real_time.monotonic() + wait_s
         with self.reading_closely():
-            while time.monotonic() < deadline_s:
+            while real_time.monotonic() < deadline_s:
                 # Do not wait again for a counter that has already stood still for this long.
-                stale_ns = time.monotonic_ns() - round(wait_s * 1e9)
+                stale_ns = real_time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
                     _has_settled(series, after_ns, ticks)
                     or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):
                     return
-                time.sleep(TICK_POLL_S)
+                real_time.sleep(TICK_POLL_S)
 
     def slowest_s(self, ticks: int = 1) -> float:
         """Return how long the slowest counter may need for so many ticks (seconds)."""
@@ -353,7 +354,7 @@ class Sampler:
 
     def _note_hanging(self) -> None:
         """Record an outage for the meter whose driver does not answer, and stop waiting for it."""
-        self._hangs, now_ns = True, time.monotonic_ns()
+        self._hangs, now_ns = True, real_time.monotonic_ns()
         for each in self._meters:
             if each.pending_since_ns is not None:
                 waited_s = (now_ns - each.pending_since_ns) / 1e9
@@ -368,7 +369,7 @@ class Sampler:
         while self._meters and not self._stopping:
             with self._lock:
                 planned_ns = self._reader.read_due_meters()
-            self._sleep((planned_ns - time.monotonic_ns()) / 1e9)
+            self._sleep((planned_ns - real_time.monotonic_ns()) / 1e9)
 
     def _wake_thread(self) -> None:
         """Wake the thread from its sleep, or from its next one."""
@@ -380,7 +381,7 @@ class Sampler:
             self._wake_up.acquire(timeout=seconds)
         elif seconds > 0:
             # Cheaper than waiting for a lock.
-            time.sleep(seconds)
+            real_time.sleep(seconds)
 
 
 def _has_settled(series: Series, after_ns: int, ticks: int) -> bool:

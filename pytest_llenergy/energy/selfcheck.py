@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from pytest_llenergy import __version__
+from pytest_llenergy import __version__, real_time
 from pytest_llenergy.energy.power_readings import ENOUGH_CHANGES
 from pytest_llenergy.energy.timeouts import (
     CHECK_POLL_S,
@@ -292,13 +292,13 @@ def check_counters(
     """
     results: dict[str, CheckResult] = {}
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
-    begin_s = evaluated_s = time.monotonic()
+    begin_s = evaluated_s = real_time.monotonic()
     while len(results) < len(polls):
         for name in polls.keys() - results.keys():
             readings[name].append(_poll(polls[name]))
-        now_s = time.monotonic()
+        now_s = real_time.monotonic()
         if now_s - begin_s < SHORTEST_CHECK_S or now_s - evaluated_s < EVALUATE_EVERY_S:
-            time.sleep(CHECK_POLL_S)
+            real_time.sleep(CHECK_POLL_S)
             continue
         evaluated_s = now_s
         for name in polls.keys() - results.keys():
@@ -309,9 +309,9 @@ def check_counters(
 
 
 def _poll(poll: Poll) -> Reading:
-    begin_ns = time.monotonic_ns()
+    begin_ns = real_time.monotonic_ns()
     energy_j, watts = poll()
-    return Reading(begin_ns, time.monotonic_ns(), energy_j, watts)
+    return Reading(begin_ns, real_time.monotonic_ns(), energy_j, watts)
 
 
 def is_settled(result: CheckResult) -> bool:

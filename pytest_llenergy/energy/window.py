@@ -17,11 +17,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.energy.window_meters import LocalWindows, WindowMeters
@@ -65,7 +65,7 @@ class Window:
             wait()
         for wait in [host.prepare(self._number) for host in self._hosts]:
             wait()
-        self._start_ns = time.monotonic_ns()
+        self._start_ns = real_time.monotonic_ns()
         for host in self._hosts:
             host.begin(self._number, self._start_ns, self._mark_name, at_work=self._at_work)
         return self
@@ -86,7 +86,7 @@ class Window:
                 raise
         finally:
             # Set the end first: a driver may be slow to answer.
-            self._end_ns = time.monotonic_ns()
+            self._end_ns = real_time.monotonic_ns()
             ending = [
                 host.end(self._number, self._end_ns, self._mark_name, at_work=self._at_work)
                 for host in self._hosts

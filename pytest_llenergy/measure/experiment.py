@@ -7,7 +7,6 @@ Warm-up and calibration come first, then rounds until the target is met or the b
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.errors import WorkerError
@@ -132,14 +132,14 @@ def measure_on_hosts(
     with ExitStack() as reading:
         for host in hosts:
             reading.enter_context(host)
-        begin_s = time.monotonic()
+        begin_s = real_time.monotonic()
         for host in hosts:
             host.await_ticks(0, FIRST_TICK_TIMEOUT_S)
         plan = plan_for_meters(plan, _domains(hosts))
         warmup = warm_up(workload, plan.warmup, plan.warmup_budget_s, hosts, on_step, plan.warmup_block)
         gap_s = required_gap_s(_domains(hosts), plan.gap_s)
         iterations = plan.iterations or calibrate_iterations(
-            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (time.monotonic() - begin_s), hosts
+            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (real_time.monotonic() - begin_s), hosts
         )
         coverage = min((domain.coverage for domain in _domains(hosts)), default=1.0)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
@@ -180,7 +180,7 @@ class _RoundSeries:
     def __post_init__(self) -> None:
         self._measured: list[MeasuredRound] = []
         self._clocks: list[dict[str, float]] = []
-        self._start_s = time.monotonic()
+        self._start_s = real_time.monotonic()
         self._warmup_s = self._start_s - self.begin_s
         self._forecast = forecast(
             self.plan, self.warmup, self.iterations, self.gap_s, self._warmup_s, self.coverage
@@ -190,12 +190,12 @@ class _RoundSeries:
         """Return whether no round follows."""
         if is_enough is not None and self.rounds:
             return is_enough(self.rounds)
-        spent_s = time.monotonic() - self._start_s
+        spent_s = real_time.monotonic() - self._start_s
         return is_finished(self.rounds, self.plan, self._warmup_s, spent_s, self.coverage)
 
     def next_step(self) -> Step:
         """Return what comes next, and how long it may take."""
-        return self._forecast.next_round(self.rounds, time.monotonic() - self._start_s)
+        return self._forecast.next_round(self.rounds, real_time.monotonic() - self._start_s)
 
     def add_round(self, dither: PhaseDither) -> None:
         """Measure a round.
@@ -232,13 +232,13 @@ class _RoundSeries:
                 metrics={},
                 meters=self._meters,
                 load_average=None,
-                procedure=self._procedure(time.monotonic() - self._start_s, None),
+                procedure=self._procedure(real_time.monotonic() - self._start_s, None),
                 flags=[unevaluated_flag(error)],
             )
 
     def conclude(self, *, failed: bool = False) -> Experiment:
         """Return what all rounds together show; of a measurement that has ``failed``, what is left."""
-        measuring_s = time.monotonic() - self._start_s
+        measuring_s = real_time.monotonic() - self._start_s
         plan, hosts, coverage = self.plan, self.hosts, self.coverage
         self._meters = [info for host in hosts for info in host.infos()]
         finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))

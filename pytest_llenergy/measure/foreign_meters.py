@@ -11,12 +11,12 @@ calls the work once more for its result, which leaves the caches as they were.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import median_low
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.devices.lease import Lease
@@ -113,7 +113,7 @@ class ForeignMeters:
             self._sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
 
     def _needs_gap(self) -> bool:
-        return self._quiet is None or time.monotonic_ns() - self._quiet.end_ns > QUIET_FOR_S * 1e9
+        return self._quiet is None or real_time.monotonic_ns() - self._quiet.end_ns > QUIET_FOR_S * 1e9
 
     def begin(self) -> None:
         """Read the meters before the first round."""
@@ -126,7 +126,7 @@ class ForeignMeters:
         self._during = self._work.enter_context(collect_conditions(self._watch))
         self._cpu_before = read_cpu(self._tree)
         sampler.read_now()
-        self._begin_ns = time.monotonic_ns()
+        self._begin_ns = real_time.monotonic_ns()
 
     def between(self) -> None:
         """Read the meters between two rounds."""
@@ -137,7 +137,7 @@ class ForeignMeters:
         if self._work is None:
             return
         synchronize_gpus()
-        end_ns = time.monotonic_ns()
+        end_ns = real_time.monotonic_ns()
         sampler, quiet = self._reader, self._quiet
         sampler.read_now()
         self._end_work()
@@ -160,7 +160,7 @@ class ForeignMeters:
         return MeasuredRound(
             timeline=Timeline(ranks=(rank,)),
             gap_start_ns=self._begin_ns if quiet is None else quiet.start_ns,
-            gap_end_ns=time.monotonic_ns() if gap is None else gap.end_ns,
+            gap_end_ns=real_time.monotonic_ns() if gap is None else gap.end_ns,
             quiet_until_ns=None if quiet is None else quiet.end_ns,
             other_cpu_s=use.other_s,
             stolen_cpu_s=use.stolen_s,
@@ -230,7 +230,7 @@ class ForeignMeters:
         self._whole = None
         if self._sampler is not None:
             # Ticks are objects that the garbage collector of the next benchmark would visit.
-            kept_ns = time.monotonic_ns() if self._quiet is None else self._quiet.start_ns
+            kept_ns = real_time.monotonic_ns() if self._quiet is None else self._quiet.start_ns
             self._sampler.forget_before(kept_ns - KEPT_NS)
 
     def _end_work(self) -> None:
@@ -240,12 +240,12 @@ class ForeignMeters:
 
     def _take_gap(self, cpu: CpuReading) -> QuietGap:
         sampler = self._reader
-        start_ns = time.monotonic_ns()
+        start_ns = real_time.monotonic_ns()
         with sampler.reading_closely():
             domains = [domain_facts(series) for series in sampler.series]
-            time.sleep(required_gap_s(domains, self._least_gap_s))
+            real_time.sleep(required_gap_s(domains, self._least_gap_s))
         sampler.read_now()
-        end_ns = time.monotonic_ns()
+        end_ns = real_time.monotonic_ns()
         return QuietGap(start_ns, end_ns, cpu.until(read_cpu(self._tree)))
 
     @property
@@ -277,7 +277,7 @@ class _BetweenRounds:
 
     def __call__(self) -> None:
         self._sampler.read_now()
-        now_ns = time.monotonic_ns()
+        now_ns = real_time.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._every_ns
             self._sampler.note_edge()

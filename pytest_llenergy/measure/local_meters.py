@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
@@ -12,6 +11,7 @@ from functools import partial
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import process_tree
 from pytest_llenergy.devices.cpu import load_average
 from pytest_llenergy.energy.attribution import read_cpu
@@ -134,13 +134,13 @@ class LocalMeters:
     def end_gap(self) -> int:
         self._sampler.read_now()
         self._step.close()
-        end_ns = time.monotonic_ns()
+        end_ns = real_time.monotonic_ns()
         self._cpu_at_last = read_cpu(self._processes)
         return end_ns
 
     def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
         if any(series.has_open_stall for series in self.trace):
-            self._sampler.await_ticks(time.monotonic_ns(), TICK_TIMEOUT_S)
+            self._sampler.await_ticks(real_time.monotonic_ns(), TICK_TIMEOUT_S)
         rest = self._rest
         return partial(account_domains, self._observed(measured), self.trace, self.reasons, rest)
 

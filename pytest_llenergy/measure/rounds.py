@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.energy.attribution import CpuUse
 from pytest_llenergy.energy.trace import Series, Tick, Trace
@@ -75,10 +76,10 @@ class CallWorkload:
         """Call the function ``iterations`` times."""
         __tracebackhide__ = True
         cpu_before = time.process_time()
-        start_ns = time.monotonic_ns()
+        start_ns = real_time.monotonic_ns()
         for _ in range(iterations):
             self.result = self.function()
-        end_ns = time.monotonic_ns()
+        end_ns = real_time.monotonic_ns()
         self._cpu_time_s = time.process_time() - cpu_before
         # Reading the clock after each call would cost more than a short call.
         self._iteration = Iteration(start_ns=start_ns, end_ns=end_ns, repeats=iterations)
@@ -110,8 +111,8 @@ class PhaseDither:
             self._strata = self._random.sample(range(self._n), self._n)
         phase = (self._strata.pop() + self._random.random()) / self._n
         target_ns = reference.time_ns + round(phase * reference.period_ns)
-        ahead_ns = time.monotonic_ns() - target_ns
-        time.sleep((-ahead_ns % reference.period_ns) / 1e9)
+        ahead_ns = real_time.monotonic_ns() - target_ns
+        real_time.sleep((-ahead_ns % reference.period_ns) / 1e9)
 
 
 def tick_reference(trace: Trace) -> TickReference | None:
@@ -253,26 +254,26 @@ def run_round(
     workload.prepare_round()
     for host in hosts:
         host.begin_gap()
-    gap_start_ns = time.monotonic_ns()
-    time.sleep(gap_s)
+    gap_start_ns = real_time.monotonic_ns()
+    real_time.sleep(gap_s)
     references = [reference for host in hosts if (reference := host.tick_reference()) is not None]
     dither.wait(max(references, key=attrgetter("period_ns"), default=None))
     for host in hosts:
         host.prepare_work()
     for host in hosts:
         host.begin_work()
-    start_ns = time.monotonic_ns()
+    start_ns = real_time.monotonic_ns()
     try:
         workload.work(iterations)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # outcomes such as those of pytest.fail and pytest-timeout, too
         failure = error
-    end_ns = time.monotonic_ns()
+    end_ns = real_time.monotonic_ns()
     for host in hosts:
         host.end_work()
-    time.sleep(gap_s)
-    gap_end_ns = min((host.end_gap() for host in hosts), default=time.monotonic_ns())
+    real_time.sleep(gap_s)
+    gap_end_ns = min((host.end_gap() for host in hosts), default=real_time.monotonic_ns())
     try:
         timeline = workload.timeline() if failure is None else None
     except Exception as error:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.joint_solution import SHORTEST_TICKS
 from pytest_llenergy.energy.quiet_gaps import quiet_power
 from pytest_llenergy.energy.trace import Series, Trace
@@ -203,10 +203,10 @@ def calibrate_iterations(
     """
     if not warmup.iteration_s:
         return 1
-    start_ns = time.monotonic_ns()
+    start_ns = real_time.monotonic_ns()
     with enter_all(host.reading_closely() for host in hosts):
-        time.sleep(gap_s)
-    end_ns = time.monotonic_ns()
+        real_time.sleep(gap_s)
+    end_ns = real_time.monotonic_ns()
     needed = [host.required_round_s(start_ns, end_ns, warmup.power_w, rounds, target) for host in hosts]
     needed_s = max(needed, default=0.0)
     allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)

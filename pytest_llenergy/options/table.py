@@ -222,6 +222,12 @@ class Settings:
         "GPUS",
         "GPUs to use: all, indices in PCI order, or UUIDs",
     )
+    worker_gpus: int | None = option(
+        None,
+        integer(1, defaults.MAX_GPUS),
+        "N",
+        "GPUs that each pytest process has for all its tests",
+    )
     cluster: str = option(
         "local",
         cluster,

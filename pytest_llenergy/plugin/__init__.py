@@ -59,7 +59,23 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     pluginmanager.add_hookspecs(hookspecs)
 
 
+# Outermost: what it prints is not captured.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    given = early_config.known_args_namespace.energy_worker_gpus
+    if given is not None or early_config.getini("energy_worker_gpus"):
+        from pytest_llenergy.plugin.worker_gpus import lease_early
+
+        lease_early(early_config)
+    return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if settings_of(config).worker_gpus is not None:
+        from pytest_llenergy.plugin.worker_gpus import check_or_lease
+
+        check_or_lease(config)
     for mark in marks.MARKS:
         config.addinivalue_line("markers", str(mark.__doc__))
     config.stash[ENVIRONMENT] = dict(os.environ)

@@ -186,6 +186,12 @@ def _check_test(item: pytest.Item, plan: TestPlan) -> None:
     fixtures = getattr(item, "fixturenames", ())
     if _has_gpus_value(item):
         raise PlanError(GPUS_VALUE)
+    own = settings_of(item.config).worker_gpus
+    if own is not None and plan.gpus is not None and plan.gpus.n > own:
+        raise PlanError(
+            f"@pytest.mark.{plan.gpus} needs more than --energy-worker-gpus={own}: raise that to "
+            f"{plan.gpus.n}, or run the test in a run without it"
+        )
     _check_effects(item, plan, fixtures)
     _check_parallel(plan, fixtures)
     gpu_settings_of(item, plan.gpu_settings)
@@ -221,6 +227,8 @@ def prepare_test(item: pytest.Item) -> None:
     if is_measured(item):
         # Plugins that run a test again call this for each attempt.
         start_record(item)
+        if (controller := item.config.pluginmanager.get_plugin("llenergy-controller")) is not None:
+            controller.prepare()
     plan = plan_of(item)
     if plan.gpu_settings is not None and plan.gpus is None:
         raise PlanError(f"{item.nodeid}: {SETTINGS_WITHOUT_GPUS}")

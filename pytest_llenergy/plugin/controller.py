@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.plugin.interruption import Turns, hold_interrupts
+from pytest_llenergy.plugin.interruption import UNFINISHED, Turns, hold_interrupts
 from pytest_llenergy.plugin.settings import recorded_options, saved_as, settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, distributes_tests
 from pytest_llenergy.record.text import escape_invisible, relative_path
@@ -84,8 +84,18 @@ class Controller:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.keep_record(report)
-        if self._builder is not None:
+        # After the call phase, the files of a test may still be fake ones.
+        if self._builder is not None and report.when not in UNFINISHED:
             self._builder.describe_run()
+
+    def prepare(self) -> None:
+        """Import what keeps records, and make their directory, before a test can replace files."""
+        import pytest_llenergy.plugin.report_builder  # noqa: F401
+
+        if self._settings.save is not None:
+            # If this fails, writing the report fails too, and reports the error.
+            with suppress(OSError):
+                self._paths[-1].parent.mkdir(exist_ok=True)
 
     def keep_record(self, report: pytest.TestReport) -> None:
         """Keep the record of a report, if it has one, even during Ctrl-C. Later calls do nothing."""
@@ -126,10 +136,7 @@ class Controller:
         from pytest_llenergy.record.text import escape_surrogates
 
         if self._builder is None:
-            if self._settings.save is not None:
-                # If this fails, writing the report fails too, and reports the error.
-                with suppress(OSError):
-                    self._paths[-1].parent.mkdir(exist_ok=True)
+            self.prepare()
             self._builder = ReportBuilder(
                 self._paths[0] if self._paths else None,
                 self._config.rootpath,

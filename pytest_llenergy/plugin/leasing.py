@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -21,11 +21,14 @@ from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.visibility import visibility_variables
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plugin.draft import Draft, draft_of
 from pytest_llenergy.plugin.plan import plan_of
 from pytest_llenergy.plugin.session import RunState, state_of
 from pytest_llenergy.plugin.stash import RANK_FIXTURES, uses_energy, uses_fixture
+from pytest_llenergy.plugin.worker_gpus import WorkerGpus
+from pytest_llenergy.record.record import Flag
 
 #: What a local run in a Slurm job of several nodes leaves out.
 OTHER_NODES = "; --energy-cluster=slurm uses all nodes of the Slurm job"
@@ -65,13 +68,16 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         return
     if (gangs := state.opened_gangs) is not None:
         gangs.give_back()
+    # Code in this process may run on any device that this process sees.
+    every = request is None and draft.in_process
     try:
-        # Code in this process may run on any device that this process sees.
-        every = request is None and draft.in_process
-        wanted = request_visible(settings.gpus, state.environment) if every else request
-        before = state.boards_before(item) if wanted is not None else ()
-        allowed = state.allowed_gpus(item, wanted)
-        possible = select_devices(wanted, allowed, state.environment, state.warm, before)
+        if (own := state.worker_gpus) is not None and (every or request is not None):
+            possible = own.lease if request is None else own.choose(request)
+        else:
+            wanted = request_visible(settings.gpus, state.environment) if every else request
+            before = state.boards_before(item) if wanted is not None else ()
+            allowed = state.allowed_gpus(item, wanted)
+            possible = select_devices(wanted, allowed, state.environment, state.warm, before)
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
         has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
@@ -80,6 +86,14 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     draft.fallback = possible.fallback
     if possible.uuids:
         state.warn_uncoordinated(item)
+        if own is not None:
+            if own.skip is not None:
+                pytest.skip(own.skip)
+            if wanted_settings is None and not uses_energy(item) and not _uses_ranks(item):
+                # Nothing else has them, and nothing is measured.
+                draft.lease, draft.lease_intact = possible, state.keeper.is_intact
+                yield possible
+                return
     # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
     draft.host_exclusive = not possible.uuids or every or state.measures_host
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
@@ -97,7 +111,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
             _wait_until_free(lease, state, draft, show)
         with (
             change_boards(item, lease, wanted_settings),
-            restrict_this_process(lease) if draft.in_process and request is not None else nullcontext(),
+            restrict_this_process(lease, own) if draft.in_process and request is not None else nullcontext(),
         ):
             yield lease
     finally:
@@ -204,33 +218,37 @@ def gpu_settings_of(item: pytest.Item, values: Mapping[str, object] | None) -> G
 
 def _runs_in_process(item: pytest.Item) -> bool:
     """Whether the measured code of a test runs in this process instead of in ranks."""
+    return uses_energy(item) and not _uses_ranks(item)
+
+
+def _uses_ranks(item: pytest.Item) -> bool:
     # ``energy`` calls functions in ranks if the test has a ``gpus`` mark.
     ranks = RANK_FIXTURES if plan_of(item).gpus is None else (*RANK_FIXTURES, "energy")
-    return uses_energy(item) and not any(uses_fixture(item, name) for name in ranks)
+    return any(uses_fixture(item, name) for name in ranks)
 
 
 @contextmanager
-def restrict_this_process(lease: Lease) -> Iterator[None]:
+def restrict_this_process(lease: Lease, own: WorkerGpus | None = None) -> Iterator[None]:
     """Let code in this process use only the leased GPUs until the block ends.
 
     ``CUDA_VISIBLE_DEVICES`` has an effect only until CUDA is initialised. After that, the contexts of this
-    process are compared with the lease.
+    process are compared with the lease; those that earlier tests have opened on its own GPUs stay.
 
     Raises:
         DeviceError: At the start or end of the block this process uses a GPU that is not leased.
     """
-    _check_own_boards(lease)
-    visible = lease.visible_devices
+    shown = lease if own is None else own.lease
+    kept = find_own_boards() & {*shown.uuids, *shown.divided} if own is not None else set()
+    _check_own_boards(lease, kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        patch.setenv("HIP_VISIBLE_DEVICES", visible)
-        patch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        for name, value in visibility_variables(shown.visible_devices).items():
+            patch.setenv(name, value)
         yield
-    _check_own_boards(lease)
+    _check_own_boards(lease, kept)
 
 
-def _check_own_boards(lease: Lease) -> None:
-    other = find_own_boards() - {*lease.uuids, *lease.divided}
+def _check_own_boards(lease: Lease, kept: Collection[str]) -> None:
+    other = find_own_boards() - {*lease.uuids, *lease.divided, *kept}
     if other:
         raise DeviceError(
             f"this process uses {', '.join(sorted(other))}, but the test has leased "
@@ -250,6 +268,23 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
         if settings.busy == "skip":
             pytest.skip(occupancy.message)
         raise DeviceError(occupancy.message)
+    if state.worker_gpus is not None:
+        draft.flags += _context_flags(lease, in_process=draft.in_process)
+
+
+def _context_flags(lease: Lease, *, in_process: bool) -> list[Flag]:
+    """Return a flag for contexts of this process, by earlier tests, that touch a measurement."""
+    leased = {*lease.uuids, *lease.divided}
+    used = ", ".join(sorted(find_own_boards() - leased if in_process else find_own_boards() & leased))
+    if not used:
+        return []
+    if in_process:
+        detail = (
+            f"{used}: pytest's process has a context there too, and the test measures only what it leases"
+        )
+        return [Flag(name="gpu-processes", severity="warning", detail=detail)]
+    detail = f"{used}: pytest's process has a context there, whose power is part of the idle power"
+    return [Flag(name="gpu-processes", severity="note", detail=detail)]
 
 
 def lease_first(item: pytest.Function, fixture: str) -> None:

@@ -16,8 +16,7 @@ from pytest_llenergy.backends import server
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import load_backends, select_backends
-from pytest_llenergy.backends.server.process import ProcessFamily, find_family
-from pytest_llenergy.backends.server.settings import parse_local_url
+from pytest_llenergy.backends.server.process import ProcessFamily, find_running, find_running_pids
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.request import GpuRequest
@@ -35,6 +34,7 @@ from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.progress import Progress, progress_of
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, is_worker
+from pytest_llenergy.plugin.worker_gpus import WORKER_GPUS
 from pytest_llenergy.plugin.xdist import OPTIONS_WITHOUT_TESTS, record_id, worker_input_of
 from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
@@ -60,6 +60,8 @@ class RunState:
         self.settings = settings
         #: Environment of the process when the run began.
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
+        #: The GPUs that ``--energy-worker-gpus`` gives this process.
+        self.worker_gpus = config.stash.get(WORKER_GPUS, None)
         self._warned = False
         #: Boards of the tests that have run, by node id: a rerun gets the same model.
         self._boards: dict[str, tuple[Board, ...]] = {}
@@ -137,14 +139,12 @@ class RunState:
 
     def server_of(self, backend: str | None) -> ProcessFamily | None:
         """Return the processes of a backend's server that ran before; None for other backends."""
-        target = dict(self.settings.server).get(backend or "", "")
-        return find_family(parse_local_url(target)) if server.is_url(target) else None
+        return find_running(dict(self.settings.server).get(backend or "", ""))
 
     @property
     def servers(self) -> frozenset[int]:
         """Pids of the servers at the URLs of ``--energy-server``, which may use the devices of the tests."""
-        families = [self.server_of(name) for name, _ in self.settings.server]
-        return frozenset(each.root for each in families if each is not None and each.root is not None)
+        return find_running_pids(dict(self.settings.server).values())
 
     @property
     def warm(self) -> frozenset[str]:
@@ -193,7 +193,8 @@ class RunState:
     @cached_property
     def keeper(self) -> LeaseKeeper:
         """Leases that this process holds."""
-        return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment))
+        held = self.worker_gpus.held if self.worker_gpus is not None else None
+        return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment), held)
 
     def warn_uncoordinated(self, item: pytest.Item) -> None:
         """Warn once, at the first test on GPUs, if other users of the host cannot see their leases."""

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 #: This plugin's key in ``workerinput``.
 KEY = "llenergy"
 
-#: Kinds of messages from a worker: version of this package, node ids of the tests that it will measure, the
-#: boards of each test that leases some, the test that begins,
-#: the environment if it differs from the controller's, and a record whose report was interrupted.
-VERSION, MEASURED_TESTS, BOARDS, BEGIN, ENVIRONMENT, RECORD = (
+#: Kinds of messages from a worker: why it got no GPUs, version of this package, node ids of the tests that it
+#: will measure, the boards of each test that leases some, the test that begins, the environment if it differs
+#: from the controller's, and a record whose report was interrupted.
+FAILURE, VERSION, MEASURED_TESTS, BOARDS, BEGIN, ENVIRONMENT, RECORD = (
+    "failure",
     "version",
     "measured-tests",
     "boards",
@@ -68,25 +69,28 @@ BaselineFile = tuple[str, bytes]
 def useful_workers(config: pytest.Config) -> int | None:
     """Return the number of workers for ``-n auto`` that leases can keep busy: one per GPU, else one.
 
+    With ``--energy-worker-gpus=N`` it is one per N GPUs.
+
     A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts, with a
     warning.
 
     Returns:
-        None, which leaves the number to xdist, for a run that keeps no report or runs no test, and if
-        ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
+        None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs or runs
+        no test, and if ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
 
     Raises:
         pytest.UsageError: An option has an invalid value. xdist calls this before ``pytest_configure``.
     """
     settings = read_settings(config)
     no_tests = any(config.getoption(name, default=False) for name in OPTIONS_WITHOUT_TESTS)
-    if not settings.keeps_something or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
+    uses_gpus = settings.keeps_something or settings.worker_gpus is not None
+    if not uses_gpus or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
     from pytest_llenergy.devices.subprocess_query import query_gpu_count
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning
 
     try:
-        return max(1, query_gpu_count(settings.gpus))
+        return max(1, query_gpu_count(settings.gpus) // (settings.worker_gpus or 1))
     except DeviceError as error:
         config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
         return 1
@@ -120,6 +124,10 @@ class WorkerInput:
     def to_primitives(self) -> dict[str, object]:
         """Return the fields as values that execnet can send."""
         return {name: getattr(self, name) for name in INPUT_FIELDS}
+
+    def send_failure(self, message: str) -> None:
+        """Send why this worker cannot run tests."""
+        self._send(FAILURE, message)
 
     def send_tests(self, node_ids: Sequence[str]) -> None:
         """Send the tests that will be measured, as far as collection knows."""
@@ -247,6 +255,7 @@ class WorkerTracker:
         # between both is lost if the run is interrupted.
         self._arrived: dict[tuple[str, str, int], tuple[Any, dict[str, Any]]] = {}
         # Messages, stored by the thread that receives them and read after a worker died.
+        self._failures: dict[str, str] = {}
         self._versions: dict[str, str] = {}
         self._measured_tests: dict[str, frozenset[str]] = {}
         self._boards_of: dict[str, int] = {}
@@ -320,6 +329,8 @@ class WorkerTracker:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        if node.gateway.id in self._failures:
+            raise pytest.UsageError(self._failures[node.gateway.id])
         own = pytest_llenergy.__version__
         version = self._versions.get(node.gateway.id, own)
         if version != own:
@@ -378,7 +389,9 @@ class WorkerTracker:
     def _receive(self, node: Any, message: tuple[str, Any]) -> None:
         kind, content = message
         worker = node.gateway.id
-        if kind == VERSION:
+        if kind == FAILURE:
+            self._failures[worker] = content
+        elif kind == VERSION:
             self._versions[worker] = content
         elif kind == MEASURED_TESTS:
             self._measured_tests[worker] = frozenset(content)

@@ -26,10 +26,17 @@ class LeaseKeeper:
     Args:
         pool: The ranks.
         where: Returns the directory of the lock files.
+        own: What this process holds for all its tests.
     """
 
-    def __init__(self, pool: RankPool, where: Callable[[], LockDirectory] = open_lock_directory) -> None:
+    def __init__(
+        self,
+        pool: RankPool,
+        where: Callable[[], LockDirectory] = open_lock_directory,
+        own: Held | None = None,
+    ) -> None:
         self._pool = pool
+        self._own = [own] if own is not None else []
         self._where = where
         self._current: list[Held] = []
         self._kept: Held | None = None
@@ -39,7 +46,7 @@ class LeaseKeeper:
 
     def is_intact(self) -> bool:
         """Return whether the running test's lock files exist; without them others may lease its devices."""
-        return all(held.intact() for held in self._current)
+        return all(held.intact() for held in (*self._own, *self._current))
 
     def lease(
         self,
@@ -65,6 +72,10 @@ class LeaseKeeper:
             DeviceError: The devices are not free in time, or cannot be locked.
         """
         request = lease.request(also)
+        for held in self._own:
+            request = replace(
+                request, always=tuple(each for each in request.always if each not in held.locks)
+            )
         with self._lock:
             chosen = self._choose_kept(request)
         if chosen is not None:
@@ -79,7 +90,9 @@ class LeaseKeeper:
         for held in self._current:
             held.assign_to(test)
         self._current.append(found)
-        self._pool.descriptors = tuple(each for held in self._current for each in held.lend_descriptors())
+        self._pool.descriptors = tuple(
+            each for held in (*self._own, *self._current) for each in held.lend_descriptors()
+        )
         return lease.select(found.chosen if chosen is None else chosen)
 
     def finish_test(self) -> None:

@@ -17,8 +17,8 @@ AGREEMENT = 0.95
 #: Smallest number of measured rounds, unless the user gives one: usually, and if the budget is spent.
 ROUNDS, FLOOR_ROUNDS = 6, 3
 
-#: Largest number of rounds that options accept.
-MAX_ROUNDS = 1_000_000
+#: Largest numbers that options accept.
+MAX_ROUNDS, MAX_GPUS = 1_000_000, 1024
 
 #: Longest wait for other processes to leave the leased GPUs (seconds), and no longer than that for a lease.
 BUSY_TIMEOUT_S = 60.0

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
@@ -55,6 +56,11 @@ def find_journals(report: Path) -> list[Path]:
     return sorted(report.parent.glob(f"{escape(report.stem)}.*{JOURNAL_SUFFIX}"))
 
 
+#: A record is kept while the files of its test may be fake ones, which replace names, but no ``partial``.
+_open, _write, _truncate = partial(os.open), partial(os.write), partial(os.ftruncate)
+_fstat, _fsync = partial(os.fstat), partial(os.fsync)
+
+
 class Journal:
     """Append-only file, a line each: records, and reports without records, of which the last counts.
 
@@ -65,27 +71,27 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         # Unbuffered, since data left in a buffer on a full disk would fail every later write.
-        self._file = path.open("ab", buffering=0)
+        self._descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._synced_s = -math.inf
 
     def add(self, part: Report | Record) -> None:
         """Append a line, which outlives this process; sync it to disk if the last sync is a while ago."""
         # Not ``tell``, which stays where it was when a failed line is cut off.
-        end = os.fstat(self._file.fileno()).st_size
+        end = _fstat(self._descriptor).st_size
         try:
             rest = memoryview(msgspec.json.encode(part) + b"\n")
             while rest:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[_write(self._descriptor, rest) :]
             if time.monotonic() >= self._synced_s + SYNC_EVERY_S:
-                os.fsync(self._file.fileno())
+                _fsync(self._descriptor)
                 self._synced_s = time.monotonic()
         except OSError:
-            self._file.truncate(end)
+            _truncate(self._descriptor, end)
             raise
 
     def close(self, *, remove: bool) -> None:
         """Close the file, and ``remove`` it once its contents are in a report."""
-        self._file.close()
+        os.close(self._descriptor)
         if remove:
             self.path.unlink(missing_ok=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from .project import Ended, Project, fault
+from .project import Ended, Project, flags
 
 SUITE = """
 import asyncio, math, os, time
@@ -243,29 +243,63 @@ def test_ranks_run_functions_of_the_test_and_fail_it(in_ranks: dict[str, Ended])
     assert "rank 1" in in_ranks["test_exception"].why
 
 
-FAKE_FILES = """
-import builtins, io, os, time
+#: What a test may put in place of Python's files and clocks, as pyfakefs and freezegun do.
+REPLACED = """
+import builtins, io, os, threading, time
+from unittest import mock
 import pytest
 
+def gone(path, *args, **kwargs):
+    raise FileNotFoundError(2, "not in the fake file system", str(path))
+
 @pytest.fixture
-def fs(monkeypatch):
-    def gone(path, *args, **kwargs):
-        raise FileNotFoundError(2, "not in the fake file system", str(path))
+def fake_files(monkeypatch):
     for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat"), (os, "listdir")):
         monkeypatch.setattr(module, name, gone)
 
-def test_it(energy_meter, fs):
+@pytest.fixture
+def frozen(monkeypatch):
+    for name, value in (("time", 0.0), ("monotonic", 1.0), ("monotonic_ns", 10**9), ("perf_counter", 1.0)):
+        monkeypatch.setattr(time, name, lambda value=value: value)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+def test_files(energy_meter, fake_files):
     with energy_meter("w"):
         time.sleep(0.2)
+
+def test_files_later(energy_meter, monkeypatch):
+    with energy_meter("w"):
+        time.sleep(0.2)
+    for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat")):
+        monkeypatch.setattr(module, name, gone)
+
+def test_mock(energy_meter, monkeypatch):
+    with energy_meter("w"):
+        time.sleep(0.2)
+    monkeypatch.setattr(builtins, "open", mock.mock_open())
+
+def test_clock(frozen, energy):
+    energy(threading.Event().wait, 0.3)
+
+def test_window(frozen, energy_meter):
+    with energy_meter("w"):
+        threading.Event().wait(0.3)
 
 def test_next(energy):
     energy(time.sleep, 0.02)
 """
 
 
-@fault("beside a fake file system such as pyfakefs, an INTERNALERROR ends the run without a report")
-def test_a_fake_file_system_of_a_test_harms_no_other_test(project: Project) -> None:
-    project.write("test_fs.py", FAKE_FILES)
-    ended = project.pytest("--energy-report", project.meter())
-    assert "INTERNALERROR" not in ended.out
-    assert project.records()["test_next"]["status"] == "measured"
+def test_what_a_test_replaces_harms_no_other_test(project: Project) -> None:
+    project.write("test_replaced.py", REPLACED)
+    ended = project.pytest("--energy-report", "--energy-save=saved", project.meter())
+    assert "ERROR" not in ended.out
+    assert ended.ret == 1
+    records = project.records()
+    failed = {name for name, record in records.items() if record["status"] != "measured"}
+    assert failed == {"test_files"}
+    assert "lease-lost" not in {name for record in records.values() for name in flags(record)}
+    for name in ("test_files_later", "test_mock", "test_window", "test_clock"):
+        for part in records[name]["windows"] or records[name]["rounds"]:
+            assert part["energy_j"] == pytest.approx(10 * part["duration_s"], rel=0.3)
+    assert (project.path / ".llenergy" / "saved.json").exists()

@@ -198,7 +198,7 @@ def test_a_counter_that_stands_still_is_waited_for_once(monkeypatch: pytest.Monk
                 slept_s.append(seconds)
             sleep(seconds)
 
-        monkeypatch.setattr(time, "sleep", note)
+        monkeypatch.setattr("pytest_llenergy.real_time.sleep", note)
         for _ in range(20):
             sampler.await_ticks(time.monotonic_ns(), 0.2)
     assert slept_s == []

@@ -24,7 +24,7 @@ PERIOD_NS = 80 * MS
 
 @dataclass
 class Clock:
-    """Replaces the module ``time``; sleeping takes exactly as long as requested."""
+    """Replaces the module ``real_time``; sleeping takes exactly as long as requested."""
 
     now_ns: int = EPOCH
 
@@ -38,7 +38,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("pytest_llenergy.measure.rounds.time", made)
+    monkeypatch.setattr("pytest_llenergy.measure.rounds.real_time", made)
     return made
 
 

@@ -88,7 +88,7 @@ def test_a_journal_is_complete_at_once_but_synced_no_more_than_once_a_second(
 ) -> None:
     synced: list[float] = []
     now_s = 100.0
-    monkeypatch.setattr("os.fsync", lambda _: synced.append(now_s))
+    monkeypatch.setattr("pytest_llenergy.report.store._fsync", lambda _: synced.append(now_s))
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     journal = Journal(tmp_path / "a.x.journal.jsonl")
     journal.add(shard("a"))

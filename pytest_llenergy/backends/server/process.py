@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.backends.server.settings import Address
+from pytest_llenergy.backends.server import is_url
+from pytest_llenergy.backends.server.settings import Address, parse_local_url
 from pytest_llenergy.backends.timeouts import (
     KILLED_TIMEOUT_S,
     LEFT_BEHIND_TIMEOUT_S,
@@ -182,6 +183,17 @@ def is_port_closed(address: Address, within_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(PORT_POLL_S)
+
+
+def find_running(target: str) -> ProcessFamily | None:
+    """Find the processes of a value of ``--energy-server``; None for a command, which has none yet."""
+    return find_family(parse_local_url(target)) if is_url(target) else None
+
+
+def find_running_pids(targets: Iterable[str]) -> frozenset[int]:
+    """Find the first process of each running server, which may use the devices of the tests."""
+    families = map(find_running, targets)
+    return frozenset(each.root for each in families if each is not None and each.root is not None)
 
 
 def find_family(address: Address) -> ProcessFamily:

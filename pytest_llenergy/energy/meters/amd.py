@@ -8,10 +8,10 @@ so a board whose counter does not move is not measured.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.amd import import_amdsmi, one_line
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 from pytest_llenergy.energy.timeouts import AMD_POLL_S, AMD_STILL_S
@@ -117,7 +117,7 @@ class AmdMeter:
         self._library.leave()
 
 
-def open_amd(targets: Targets, pause: Callable[[float], None] = time.sleep) -> list[AmdMeter]:
+def open_amd(targets: Targets, pause: Callable[[float], None] = real_time.sleep) -> list[AmdMeter]:
     """Open the boards of the targets, or every AMD board of this host if the targets have no GPUs.
 
     Raises:

@@ -18,13 +18,13 @@ import statistics
 import subprocess
 import tempfile
 import threading
-import time
 import weakref
 from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import IO
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
 from pytest_llenergy.energy.timeouts import FIRST_LINE_TIMEOUT_S, MIN_SILENCE_S, PROGRAM_END_TIMEOUT_S
 from pytest_llenergy.errors import MeterError
@@ -118,7 +118,7 @@ class CommandMeter:
         rest = b""
         while chunk := self._process.stdout.read1(CHUNK_BYTES):
             # Of all lines that have arrived, however long a busy machine then takes for each.
-            now_s = time.monotonic()
+            now_s = real_time.monotonic()
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 watts = _parse_watts(line)
@@ -175,7 +175,7 @@ class CommandMeter:
     def read(self) -> list[float | str]:
         with self._changed:
             assert self._last_s is not None
-            silent_s = time.monotonic() - self._last_s
+            silent_s = real_time.monotonic() - self._last_s
             if self._reason is None and silent_s > self._longest_silence_s():
                 return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
             return [self._reason or self._energy_j]

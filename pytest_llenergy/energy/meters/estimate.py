@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, read_cpu_time
 from pytest_llenergy.energy.meters.base import READER_THREAD, Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
@@ -124,7 +125,7 @@ class HostEstimateMeter:
         )
 
     def read(self) -> list[float | str]:
-        return [self._energy_j(IDLE_AVERAGE_W, AVERAGE_W, time.monotonic(), read_cpu_time().busy_s)]
+        return [self._energy_j(IDLE_AVERAGE_W, AVERAGE_W, real_time.monotonic(), read_cpu_time().busy_s)]
 
     def close(self) -> None:
         """Nothing is held open."""

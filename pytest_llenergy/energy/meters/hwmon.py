@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
 from pytest_llenergy.energy.power_readings import Refresh, refresh_from_check, refresh_with_period
 from pytest_llenergy.errors import MeterError
@@ -129,7 +129,7 @@ class HwmonMeter:
         value = self._value()
         if isinstance(value, str) or not self._sensor.is_power:
             return [value]
-        return [self._power.add(time.monotonic(), value)]
+        return [self._power.add(real_time.monotonic(), value)]
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.energy.power_readings import IntegratedPower, Refresh, refresh_from_check
@@ -274,13 +274,13 @@ class NvmlMeter:
         self._value = session.make_reader(self._handle, quantity)
 
     def read(self) -> list[float | str]:
-        begin_s = time.monotonic()
+        begin_s = real_time.monotonic()
         value = self._value()
         if isinstance(value, str):
             return [f"nvml: {value} ({self._uuid})"]
         if self._integral is None:
             return [value]
-        return [self._integral.add((begin_s + time.monotonic()) / 2, value)]
+        return [self._integral.add((begin_s + real_time.monotonic()) / 2, value)]
 
     def close(self) -> None:
         self._session.close()

@@ -9,10 +9,10 @@ firmware, count all the same.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pytest_llenergy import real_time
 from pytest_llenergy.energy.attribution import MEMORY_RATIO, PACKAGE_RATIO
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.energy.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
@@ -69,7 +69,7 @@ class Zone:
         self.limit_w = _limit_w(directory)
         self._descriptor = os.open(directory / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._last_uj, self._read_s = self.raw_uj(), time.monotonic()
+            self._last_uj, self._read_s = self.raw_uj(), real_time.monotonic()
         except BaseException:
             self.close()
             raise
@@ -92,7 +92,7 @@ class Zone:
             ValueError: If it holds no number.
         """
         last_uj, last_s = self._last_uj, self._read_s
-        self._last_uj, self._read_s = self.raw_uj(), time.monotonic()
+        self._last_uj, self._read_s = self.raw_uj(), real_time.monotonic()
         step_uj = self._last_uj - last_uj
         most_uj = HIGHEST_W * (self._read_s - last_s + MAX_AGE_S) * 1e6
         if step_uj < 0 and step_uj + self._range_uj <= most_uj:
@@ -122,7 +122,7 @@ def _limit_w(zone: Path) -> float | None:
 
 
 def open_zones(
-    root: Path = ROOT, pause: Callable[[float], None] = time.sleep
+    root: Path = ROOT, pause: Callable[[float], None] = real_time.sleep
 ) -> tuple[list[Zone], list[Flag]]:
     """Open the zones of packages and their memory. Returns them with flags for those left out.
 
@@ -191,7 +191,7 @@ class _WatchedZone:
         self.zone = zone
         self.moved = False
         self._energy_j = zone.energy_j()
-        self._moved_s = time.monotonic()
+        self._moved_s = real_time.monotonic()
 
     def read(self, still_s: float) -> float | str:
         domain = self.zone.domain
@@ -199,7 +199,7 @@ class _WatchedZone:
             energy_j = self.zone.energy_j()
         except (OSError, ValueError) as error:
             return f"rapl: {domain} cannot be read ({error})"
-        now_s = time.monotonic()
+        now_s = real_time.monotonic()
         if energy_j != self._energy_j:
             self._energy_j, self._moved_s, self.moved = energy_j, now_s, True
         elif now_s - self._moved_s > still_s:
@@ -219,7 +219,7 @@ class RaplMeter:
         flags: Sequence[Flag],
         *,
         still_s: float = RAPL_STILL_S,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = real_time.sleep,
         splits: bool = True,
     ) -> None:
         """Take ownership of open zones. ``splits`` is whether the processes of the test are known.
@@ -315,7 +315,7 @@ def open_rapl(
     *,
     powercap_root: Path = ROOT,
     still_s: float = RAPL_STILL_S,
-    pause: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = real_time.sleep,
 ) -> list[RaplMeter]:
     """Open one meter for all packages.
 
