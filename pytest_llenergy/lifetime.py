@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that ends with its parent. Standard library only: the supervisor must start fast."""
+"""Start a module as a process, and end with its parent. Standard library only: the supervisor starts fast."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
+
+#: ``python -m`` would search the current directory first, where a project may have a ``random.py``; the
+#: option ``-P`` that prevents this came with Python 3.11. The directory of the package goes last:
+#: site-packages may hold old backports of standard modules.
+PROGRAM = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+sys.path.append(sys.argv.pop(1))
+from runpy import run_module
+run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
 
 #: prctl(2): include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
+
+
+def module_command(name: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of this package as a program."""
+    root = Path(__file__).parents[1]
+    return [sys.executable, "-u", "-c", PROGRAM, str(root), name, *arguments]
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.record.base import cache_directory
 
 from .nvml_sim.fixtures import nvml_attach, nvml_children, nvml_library
@@ -104,6 +105,12 @@ def _private_checks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytes
     private = tmp_path_factory.mktemp("cache")
     (private / "models").symlink_to(models.resolve())
     monkeypatch.setenv("LLENERGY_CACHE_DIR", str(private))
+
+
+@pytest.fixture(autouse=True)
+def _other_gpus() -> None:
+    """Let each test read the GPUs of its own host."""
+    find_gpus.cache_clear()
 
 
 @cache

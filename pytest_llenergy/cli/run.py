@@ -142,23 +142,29 @@ def open_selection(args: argparse.Namespace, *, whole_host: bool) -> Selection:
     Raises:
         LLEnergyError: No meter opens, or an option is invalid.
     """
-    from pytest_llenergy.devices.inventory import read_inventory
-    from pytest_llenergy.devices.visibility import parse_selection, parse_visible_devices
+    from pytest_llenergy.devices.inventory import find_gpus
+    from pytest_llenergy.devices.visibility import (
+        describe_settings,
+        parse_selection,
+        parse_visible_devices,
+    )
     from pytest_llenergy.energy.meters.base import Targets
     from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 
     meter, gpus, require = (option_row(name).read_argument(getattr(args, name)) for name in METER_OPTIONS)
-    inventory = read_inventory()
+    inventory = find_gpus()
+    for fault in inventory.faults:
+        print_message("watch" if whole_host else "run", fault)
     if gpus is not None:
         uuids = parse_selection(gpus, inventory)
     elif whole_host:
         uuids = inventory.uuids
     else:
         uuids = parse_visible_devices(os.environ, inventory).uuids
-    # A board with MIG is named by one of its instances, so that it counts as shared.
-    parts = [inventory.board_instances(uuid) for uuid in uuids]
-    named = tuple(part[0].uuid if part else uuid for uuid, part in zip(uuids, parts, strict=True))
-    targets = Targets(named, also_cpu=True, whole_host=whole_host)
+    if inventory.boards and not uuids:
+        hidden = f"{describe_settings(os.environ, inventory)} hides all {len(inventory.boards)}"
+        print_message("run", f"GPUs are not measured: {hidden}")
+    targets = Targets(inventory.one_per_board(uuids), also_cpu=True, whole_host=whole_host)
     return open_meters(meter, MeterRegistry(), targets, require_measured=require is not None)
 
 

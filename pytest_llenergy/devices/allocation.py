@@ -8,25 +8,24 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_llenergy.devices.inventory import Inventory, read_inventory
+from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus, read_inventory
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.devices.mig import NO_INSTANCES, shown_to_one_process
+from pytest_llenergy.devices.occupancy import read_memory_use
 from pytest_llenergy.devices.request import GpuRequest, format_memory
 from pytest_llenergy.devices.visibility import (
     OVERRIDE,
     VISIBLE_DEVICES,
     VisibleDevices,
+    describe_settings,
     describe_slurm,
     explain_hidden,
+    list_settings,
     parse_selection,
     parse_visible_devices,
 )
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.record.environment import Board
-
-#: A board with less memory in use than this counts as free. A driver without any process shows up to 45 MiB
-#: (seven MIG instances, NVIDIA MIG user guide); the context of the smallest LLM takes more than this.
-IDLE_BYTES = 256 * 2**20
+from pytest_llenergy.record.record import Flag
 
 #: Boards without any process differ in used memory by this much at most. A process on a board takes more.
 EQUAL_BYTES = 16 * 2**20
@@ -75,11 +74,11 @@ def select_devices(
         hosts = request.n // request.per_host
         ways = "run with --energy-cluster, and work in ranks (fixture workers or backend)"
         raise ShortageError(f"{request} needs {hosts} hosts: {ways}")
-    inventory = read_inventory(without_lost=True)
+    inventory = read_inventory()
     leasable = list_leasable(inventory, selection, environment, instances=request.mig is not None)
-    fitting = [uuid for uuid in leasable.uuids if _fits(request, inventory.device(uuid), inventory)]
+    fitting = [uuid for uuid in leasable.uuids if _find_mismatch(request, uuid, inventory) is None]
     if len(fitting) >= request.n:
-        preferred = _sort_by_preference(fitting, inventory, warm)
+        preferred = _sort_by_preference(fitting, warm) if len(fitting) > request.n else fitting
         groups = _group_by_kind(
             [_lease_one(uuid, inventory) for uuid in preferred], request.n, before, inventory
         )
@@ -104,21 +103,28 @@ def select_devices(
 
 def request_visible(
     selection: str | None = None, environment: Mapping[str, str] = os.environ
-) -> GpuRequest | None:
+) -> tuple[GpuRequest | None, list[Flag]]:
     """Return a request for all GPUs that this process may use, or None if it may use none.
+
+    A flag says if the host has GPUs that are therefore not measured.
 
     Raises:
         ShortageError: As for ``select_devices``.
-        DeviceError: As for ``select_devices``.
+        DeviceError: ``selection`` names a missing device.
     """
-    if selection is None and environment.get(VISIBLE_DEVICES) == "":
-        return None
-    try:
-        inventory = read_inventory(without_lost=True)
-    except DeviceError as error:
-        raise DeviceError(f"{error}; to measure the CPU alone, hide the GPUs: {VISIBLE_DEVICES}=") from None
+    inventory = find_gpus()
     leasable = list_leasable(inventory, selection, environment)
-    return GpuRequest(len(leasable.uuids)) if leasable.uuids else None
+    if leasable.uuids:
+        return GpuRequest(len(leasable.uuids)), []
+    if inventory.boards:
+        settings = describe_settings(environment, inventory)
+        why = f"{settings} hides all {len(inventory.boards)}" if settings else leasable.reason
+        on_purpose = not _read_visible(environment, inventory).reason
+    else:
+        why, on_purpose = "; ".join(inventory.faults), False
+    detail = f"GPUs are not measured: {why}"
+    flag = Flag(name="meter", severity="note" if on_purpose else "warning", detail=detail)
+    return None, [flag] if why else []
 
 
 def list_leasable(
@@ -144,24 +150,34 @@ def list_leasable(
             raise DeviceError(f"--energy-gpus: {error}") from None
         return _replace_divided(selected, inventory, instances, True, slurm)
     visible = _read_visible(environment, inventory)
-    cut = f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]!r}: {visible.reason}" if visible.reason else None
+    cut = f"{describe_settings(environment, inventory)}: {visible.reason}" if visible.reason else None
     all_instances = VISIBLE_DEVICES not in environment
     return _replace_divided(visible.uuids, inventory, instances, all_instances, cut, slurm)
 
 
-def _sort_by_preference(
-    uuids: Sequence[str], inventory: Inventory, warm: Collection[str] = ()
-) -> tuple[str, ...]:
+def count_leasable(selection: str | None) -> int:
+    """Return how many GPUs and MIG instances tests may lease.
+
+    Args:
+        selection: Value of ``--energy-gpus``; without it the environment decides.
+
+    Raises:
+        DeviceError: The driver does not answer, or the environment or selection is invalid.
+    """
+    return len(list_leasable(read_inventory(), selection, os.environ).uuids)
+
+
+def _sort_by_preference(uuids: Sequence[str], warm: Collection[str] = ()) -> tuple[str, ...]:
     """Sort devices: those with idle ranks of this run first, then by memory in use.
 
     Devices within ``EQUAL_BYTES`` of the smallest use count as equal and keep the order of the environment. A
     device with unknown use comes last.
     """
-    used_bytes = [used for used in map(inventory.used_bytes.get, uuids) if used is not None]
-    equal_bytes = min(used_bytes, default=0) + EQUAL_BYTES
+    used_bytes = read_memory_use(uuids)
+    equal_bytes = min(used_bytes.values(), default=0) + EQUAL_BYTES
 
     def rank(uuid: str) -> tuple[bool, float]:
-        used = inventory.used_bytes.get(uuid)
+        used = used_bytes.get(uuid)
         return uuid not in warm, float("inf") if used is None else max(used, equal_bytes)
 
     return tuple(sorted(uuids, key=rank))
@@ -206,24 +222,17 @@ def _lease_one(uuid: str, inventory: Inventory) -> Lease:
     return Lease((uuid,), (inventory.device(uuid),), (inventory.index(uuid),), divided=divided)
 
 
-def _fits(request: GpuRequest, device: Board, inventory: Inventory) -> bool:
-    """Return whether a device meets the request. Unknown memory does not meet a memory requirement."""
-    return (
-        _has_name(request, device)
-        and _has_profile(request, device, inventory)
-        and (request.memory is None or (device.memory_bytes or 0) >= request.memory_bytes)
-    )
-
-
-def _has_name(request: GpuRequest, device: Board) -> bool:
-    return request.name is None or request.name.lower() in device.name.lower()
-
-
-def _has_profile(request: GpuRequest, device: Board, inventory: Inventory) -> bool:
-    if request.mig is None:
-        return True
-    instance = inventory.instance(device.uuid)
-    return instance is not None and instance.profile == request.mig.lower()
+def _find_mismatch(request: GpuRequest, uuid: str, inventory: Inventory) -> str | None:
+    """Return the property of a device that does not meet the request; None if all do."""
+    device, instance = inventory.device(uuid), inventory.instance(uuid)
+    if request.name is not None and request.name.lower() not in device.name.lower():
+        return device.name
+    profile = None if instance is None else instance.profile
+    if request.mig is not None and profile != request.mig.lower():
+        return profile or "unknown profile"
+    if request.memory is not None and (device.memory_bytes or 0) < request.memory_bytes:
+        return format_memory(device.memory_bytes, request.memory_unit)
+    return None
 
 
 def _replace_divided(
@@ -239,7 +248,7 @@ def _replace_divided(
     empty = [uuid for uuid in uuids if uuid in inventory.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in uuids if uuid not in divided and uuid not in empty]
     parts = [part for uuid in divided for part in inventory.board_instances(uuid)]
-    shown = parts if instances and all_instances else shown_to_one_process(parts, inventory.driver)
+    shown = parts if instances and all_instances else inventory.shown_to_one_process(parts)
     named = [uuid for uuid in whole if inventory.instance(uuid) is not None]
     if instances:
         kept = (*named, *(part.uuid for part in shown))
@@ -268,10 +277,11 @@ def _refuse_shifted_numbers(
     inventory: Inventory, selection: str | None, environment: Mapping[str, str]
 ) -> None:
     """Refuse numbers while a board is lost: NVML still counts it, and CUDA may not. UUIDs stay valid."""
-    value = environment.get(VISIBLE_DEVICES, "") if selection is None else selection
+    settings = list_settings(environment, inventory) if selection is None else {"--energy-gpus": selection}
+    name, value = next(iter(settings.items()), ("", ""))
     if not inventory.lost or not any(part.strip()[:1].isdecimal() for part in value.split(",")):
         return
-    source = f"{VISIBLE_DEVICES}={value!r}" if selection is None else f"--energy-gpus={value}"
+    source = f"{name}={value!r}" if selection is None else f"{name}={value}"
     raise DeviceError(
         f"{source}: numbers may shift while a board is lost ({'; '.join(inventory.lost.values())}); name "
         "GPUs by UUID with --energy-gpus"
@@ -285,7 +295,7 @@ def _explain_all_hidden(
     if selection is not None or not inventory.boards:
         return None
     visible = _read_visible(environment, inventory)
-    return None if visible.uuids else explain_hidden(environment, len(inventory.boards), visible.reason)
+    return None if visible.uuids else explain_hidden(environment, inventory, visible.reason)
 
 
 def _explain_restriction(
@@ -295,10 +305,10 @@ def _explain_restriction(
     if selection is not None:
         chosen = None if selection == "all" else f"--energy-gpus={selection} chooses these"
         return "; ".join(filter(None, (chosen, reason))) or None
-    visible = _read_visible(environment, inventory)
-    if VISIBLE_DEVICES not in environment or set(visible.uuids) >= set(inventory.uuids):
+    visible, settings = _read_visible(environment, inventory), describe_settings(environment, inventory)
+    if not settings or set(visible.uuids) >= set(inventory.uuids):
         return reason
-    source = None if visible.reason else f"{VISIBLE_DEVICES}={environment[VISIBLE_DEVICES]!r}"
+    source = None if visible.reason else settings
     advice = None if reason and "--energy-gpus=" in reason else OVERRIDE
     return "; ".join(filter(None, (source, reason, advice)))
 
@@ -321,7 +331,7 @@ def _explain_shortage(
     """
     if not inventory.boards:
         missing = inventory.driver_missing or "NVML shows none"
-        return f"{request}: this host has no NVIDIA GPU ({missing})"
+        return f"{request}: this host has no GPU ({missing})"
     cause = f" ({reason})" if reason else ""
     if request.mig is not None and not leasable:
         return (
@@ -333,21 +343,8 @@ def _explain_shortage(
     total = len(inventory.instances) if request.mig is not None else boards
     if len(fitting) == len(leasable):
         return f"{request}: only {len(fitting)} of {total} {kind} may be used here{cause}"
-    others = [
-        _describe_mismatch(request, inventory.device(uuid), inventory)
-        for uuid in leasable
-        if uuid not in fitting
-    ]
+    mismatches = (_find_mismatch(request, uuid, inventory) for uuid in leasable)
+    others = [each for each in mismatches if each is not None]
     counts = ", ".join(f"{n} × {text}" if n > 1 else text for text, n in Counter(others).items())
     details = "; ".join(filter(None, (counts, reason)))
     return f"{request}: only {len(fitting)} of {len(leasable)} {kind} fit (others: {details})"
-
-
-def _describe_mismatch(request: GpuRequest, device: Board, inventory: Inventory) -> str:
-    """Describe the property of this device that does not meet the request."""
-    if not _has_name(request, device):
-        return device.name
-    if not _has_profile(request, device, inventory):
-        instance = inventory.instance(device.uuid)
-        return (instance.profile if instance is not None else None) or "unknown profile"
-    return format_memory(device.memory_bytes, request.memory_unit)

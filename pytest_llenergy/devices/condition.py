@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_llenergy.devices.nvml import BoardHandle, Session, read_or_none
+from pytest_llenergy.devices.nvml import BoardHandle, Session
+from pytest_llenergy.devices.probe import read_or_none, read_text
 
 #: Fields that count the nanoseconds for which a clock was reduced, by reason (nvml.h).
 THROTTLE_FIELDS = {
@@ -78,7 +79,7 @@ class ConditionReader:
             # A board that is lost does not answer.
             with suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = str(nvml.nvmlDeviceGetUUID(handle))
+                uuid = read_text(nvml.nvmlDeviceGetUUID, handle)
                 listed = list_processes(nvml, handle) or () if uuid not in leased else ()
                 if any(process.pid in pids for process in listed):
                     found.append(uuid)

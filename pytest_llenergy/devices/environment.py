@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from pytest_llenergy.devices.cpu import describe_host
-from pytest_llenergy.devices.subprocess_query import describe_boards, query_boards
+from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.record.environment import Environment, environment_key
 
 #: Packages whose version may change a result.
@@ -32,21 +32,15 @@ PACKAGES = (
 )
 
 
-def collect_environment(*, apart: bool = False) -> Environment:
-    """Collect the machine and the packages of this process.
-
-    Args:
-        apart: Query the GPUs in a separate process, so that a controller that runs no tests does not load
-            the driver.
-    """
-    machine = describe_host()
-    inventory = query_boards() if apart else describe_boards()
+def collect_environment() -> Environment:
+    """Collect the machine and the packages of this process, with the GPUs that do not answer."""
+    machine, found = describe_host(), find_gpus()
     return Environment(
-        key=environment_key(machine, inventory.boards, len(inventory.missing)),
+        key=environment_key(machine, list(found.boards), len(found.faults)),
         host=machine,
-        gpus=inventory.boards,
-        gpus_missing=inventory.missing,
-        driver=inventory.driver,
+        gpus=list(found.boards),
+        gpus_missing=found.faults,
+        driver=found.driver,
         python=platform.python_version(),
         packages={name: installed for name in PACKAGES if (installed := installed_version(name)) is not None},
     )

@@ -1,51 +1,105 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA GPUs of the host, read through NVML.
+"""GPUs of the host, which a process of its own reads once a run (``probe``).
 
 CUDA is never used, since it would fix ``CUDA_VISIBLE_DEVICES`` in this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
-from pytest_llenergy.devices.mig import Instance, is_mig_enabled, list_instances
-from pytest_llenergy.devices.nvml import Session, read_or_none
-from pytest_llenergy.errors import DeviceError, NoDriverError
+import msgspec
+
+from pytest_llenergy.devices.timeouts import KILL_TIMEOUT_S, QUERY_TIMEOUT_S
+from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.record.environment import Board
+
+LIBRARY = "libnvidia-ml.so.1"
+
+MIG_PREFIX = "MIG-"
+
+#: Why a board in MIG mode that has no instances cannot be used, and what to do.
+NO_INSTANCES = (
+    "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
+    "nvidia-smi -mig 0 ends the mode)"
+)
+
+#: From this driver version on, a process sees one compute instance of each GPU instance; before, only one in
+#: total (NVIDIA MIG user guide, "CUDA Device Enumeration").
+SEVERAL_FROM_DRIVER = 570
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A MIG instance: a part of a divided board, and a device to CUDA.
+
+    Attributes:
+        uuid: UUID of the instance.
+        board: UUID of its board.
+        gpu_instance: Id of its GPU instance.
+        compute_instance: Id of its compute instance.
+        profile: Profile such as ``1g.10gb``; None if the driver does not report it.
+        memory_bytes: Total memory; None if the driver does not report it.
+    """
+
+    uuid: str
+    board: str
+    gpu_instance: int
+    compute_instance: int
+    profile: str | None = None
+    memory_bytes: int | None = None
+
+    @property
+    def legacy_name(self) -> str:
+        """Name of the instance with drivers before 470, which CUDA still accepts."""
+        return f"{MIG_PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
+
+    @property
+    def label(self) -> str:
+        """UUID, with the profile if known."""
+        return f"{self.uuid} ({self.profile})" if self.profile else self.uuid
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Boards and MIG instances that the driver shows.
+    """Boards and MIG instances that the driver shows: those of NVIDIA, or on a host without any those of AMD.
 
     Attributes:
-        boards: Boards in PCI order.
+        boards: Boards that answer, in PCI order.
         instances: MIG instances of all boards.
-        driver: Driver version.
+        driver: Version of the NVIDIA driver.
         mig_enabled: UUIDs of the boards in MIG mode, with or without instances.
-        used_bytes: Memory in use by UUID, where the driver reports it.
         driver_missing: Why no driver is available; None if one is.
-        lost: Error by PCI position for each board that is lost. Such a board keeps its position and is not in
-            ``boards``.
-        errors: Messages of all other failures; see ``read_answering``.
+        lost: The reason by PCI position for each board that does not answer, which keeps its position.
+        error: Why nothing is known: the driver refuses or has not answered in time.
     """
 
     boards: tuple[Board, ...] = ()
     instances: tuple[Instance, ...] = ()
     driver: str | None = None
     mig_enabled: frozenset[str] = frozenset()
-    used_bytes: Mapping[str, int] = field(default_factory=dict)
     driver_missing: str | None = None
     lost: Mapping[int, str] = field(default_factory=dict)
-    errors: tuple[str, ...] = ()
+    error: str | None = None
 
     @property
     def uuids(self) -> tuple[str, ...]:
         """UUIDs of the boards."""
         return tuple(board.uuid for board in self.boards)
+
+    @property
+    def faults(self) -> list[str]:
+        """A reason for each board, or for the driver, that does not answer."""
+        return [*self.lost.values(), *([self.error] if self.error else [])]
 
     def instance(self, uuid: str) -> Instance | None:
         """Return the instance with this UUID; None for the UUID of a board."""
@@ -54,6 +108,11 @@ class Inventory:
     def board_instances(self, uuid: str) -> tuple[Instance, ...]:
         """Return the instances of a board. A board with instances cannot be used as a whole."""
         return tuple(instance for instance in self.instances if instance.board == uuid)
+
+    def one_per_board(self, uuids: Sequence[str]) -> tuple[str, ...]:
+        """Name each divided board by one of its instances, so that it counts as shared."""
+        parts = ((uuid, self.board_instances(uuid)) for uuid in uuids)
+        return tuple(instances[0].uuid if instances else uuid for uuid, instances in parts)
 
     def index(self, uuid: str) -> int:
         """Return the PCI position of a board, or of the board of an instance."""
@@ -70,113 +129,66 @@ class Inventory:
         name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
         return Board(uuid, name, board.pci_bus_id, memory_bytes=instance.memory_bytes)
 
+    def shown_to_one_process(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
+        """Return the instances that CUDA shows to one process, in the given order."""
+        major = (self.driver or "").partition(".")[0]
+        if not major.isdecimal() or int(major) < SEVERAL_FROM_DRIVER:
+            return tuple(instances[:1])
+        first: dict[tuple[str, int], Instance] = {}
+        for instance in instances:
+            first.setdefault((instance.board, instance.gpu_instance), instance)
+        return tuple(first.values())
+
     def _position(self, uuid: str) -> int:
         instance = self.instance(uuid)
         return self.uuids.index(instance.board if instance else uuid)
 
 
-class _LostError(DeviceError):
-    """The board has fallen off the bus. NVML still counts it, so the others keep their positions."""
-
-
-def read_inventory(*, without_lost: bool = False) -> Inventory:
-    """Read all boards and MIG instances. Without a driver the inventory is empty.
-
-    Args:
-        without_lost: Leave lost boards out instead of failing.
+def read_inventory() -> Inventory:
+    """Return all boards and MIG instances that answer. Without a driver the inventory is empty.
 
     Raises:
-        DeviceError: A board or instance does not answer. Skipping it would shift the positions of the others.
+        DeviceError: The driver refuses or does not answer.
     """
-    return _read_inventory(_LostError if without_lost else ())
+    inventory = find_gpus()
+    if inventory.error is not None:
+        raise DeviceError(inventory.error)
+    return inventory
 
 
-def read_answering() -> Inventory:
-    """Read all boards that answer, for display only. ``lost`` and ``errors`` have the failures."""
-    try:
-        return _read_inventory(DeviceError)
-    except DeviceError as error:
-        return Inventory(errors=(str(error),))
-
-
-def _read_inventory(tolerated: type[DeviceError] | tuple[()]) -> Inventory:
-    try:
-        session = Session()
-    except NoDriverError as error:
-        return Inventory(driver_missing=str(error))
-    lost: dict[int, str] = {}
-    errors: list[str] = []
-    try:
-        boards = _list_boards(session, tolerated, lost)
-        instances: list[Instance] = []
-        for board in boards:
-            try:
-                instances += list_instances(session, board)
-            except tolerated as error:
-                errors.append(str(error))
-        uuids = [*(board.uuid for board in boards), *(instance.uuid for instance in instances)]
-        used = {uuid: read_used_bytes(session.module, uuid) for uuid in uuids}
-        return Inventory(
-            boards=tuple(boards),
-            instances=tuple(instances),
-            driver=read_or_none(session.module, lambda: str(session.module.nvmlSystemGetDriverVersion())),
-            mig_enabled=frozenset(board.uuid for board in boards if is_mig_enabled(session, board.uuid)),
-            used_bytes={uuid: size for uuid, size in used.items() if size is not None},
-            lost=lost,
-            errors=tuple(errors),
-        )
-    finally:
-        session.close()
-
-
-def read_used_bytes(module: Any, uuid: str) -> int | None:
-    """Return the memory in use on a board or instance; None if the driver does not report it.
-
-    Version 2 of the call, new in driver 510, excludes what the driver reserves for itself; version 1 has
-    since included it, some hundred MB (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``).
-    """
-    for version in (module.nvmlMemory_v2, None):
-        used = read_or_none(module, partial(_read_used, module, uuid, version))
-        if used is not None:
-            return used
-    return None
-
-
-def _read_used(module: Any, uuid: str, version: int | None) -> int:
-    return int(module.nvmlDeviceGetMemoryInfo(module.nvmlDeviceGetHandleByUUID(uuid), version).used)
-
-
-def _list_boards(
-    session: Session, tolerated: type[DeviceError] | tuple[()], lost: dict[int, str]
-) -> list[Board]:
-    """Return the boards that answer. Adds the tolerated errors of others to ``lost``."""
-    module, boards = session.module, []
-    try:
-        count = int(module.nvmlDeviceGetCount())
-    except module.NVMLError as error:
-        raise DeviceError(f"NVML: the driver does not count its GPUs ({error}); see nvidia-smi") from None
-    for index in range(count):
-        try:
-            boards.append(_read_board(module, index))
-        except tolerated as error:
-            lost[index] = str(error)
-    return boards
-
-
-def _read_board(module: Any, index: int) -> Board:
-    try:
-        handle = module.nvmlDeviceGetHandleByIndex(index)
-        uuid, name = str(module.nvmlDeviceGetUUID(handle)), str(module.nvmlDeviceGetName(handle))
-        pci_bus_id = str(module.nvmlDeviceGetPciInfo(handle).busId)
-    except module.NVMLError as error:
-        kind = _LostError if isinstance(error, module.NVMLError_GpuIsLost) else DeviceError
-        raise kind(f"NVML: GPU {index} does not answer ({error}); see nvidia-smi") from None
-    return Board(
-        uuid=uuid,
-        name=name,
-        pci_bus_id=pci_bus_id,
-        memory_bytes=read_or_none(module, lambda: int(module.nvmlDeviceGetMemoryInfo(handle).total)),
-        power_limit_w=read_or_none(
-            module, lambda: float(module.nvmlDeviceGetEnforcedPowerLimit(handle)) / 1000
-        ),
+@cache
+def find_gpus() -> Inventory:
+    """Return what the driver shows, or why that is unknown: read once, until ``find_gpus.cache_clear()``."""
+    if not may_have_gpus(os.environ):
+        return Inventory(driver_missing="NVML: Shared Library Not Found; install the NVIDIA driver")
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("probe.py"))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
+    try:
+        out, err = process.communicate(timeout=QUERY_TIMEOUT_S)
+        return msgspec.json.decode(out, type=Inventory)
+    except subprocess.TimeoutExpired:
+        return Inventory(error=f"the GPU driver has not answered for {QUERY_TIMEOUT_S:g} s; see nvidia-smi")
+    except msgspec.DecodeError:
+        why = err.decode(errors="replace").strip().rpartition("\n")[2] or f"exit status {process.returncode}"
+        return Inventory(error=f"the process that queries the GPU driver failed: {why}; see llenergy doctor")
+    finally:
+        process.kill()
+        # A process in a call of a driver that hangs may not end.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_TIMEOUT_S)
+
+
+def may_have_gpus(environment: Mapping[str, str]) -> bool:
+    """Return whether the host has a library of a GPU driver. It is not initialised."""
+    folders = filter(None, environment.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    if any((Path(folder) / LIBRARY).exists() for folder in folders) or find_spec("amdsmi") is not None:
+        return True
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True

@@ -186,11 +186,7 @@ class Held:
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
         """Release all locks except the wanted ones."""
         for lock in [lock for lock in self._locks if lock not in wanted]:
-            descriptor = self._locks.pop(lock)
-            if lock.device == CPU:
-                # Other locks stay with the processes that have copies of their descriptors.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
+            os.close(self._locks.pop(lock))
         self._write_line()
 
     def release(self) -> None:
@@ -358,11 +354,7 @@ def _lock(directory: LockDirectory, name: str, *, shared: bool) -> int | None:
 
     It is opened for reading only, so that every user can lock a file that another user has created.
     """
-    try:
-        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
-    except FileNotFoundError:
-        _create(directory, name)
-        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    descriptor = _open_lock(directory, name)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -371,17 +363,17 @@ def _lock(directory: LockDirectory, name: str, *, shared: bool) -> int | None:
     return descriptor
 
 
-def _create(directory: LockDirectory, name: str) -> None:
-    """Create a lock file, which has its mode before it has its name."""
-    parent, temporary = directory.descriptor, f"{name}.{os.urandom(8).hex()}"
-    descriptor = os.open(temporary, os.O_RDONLY | os.O_CREAT | os.O_EXCL, FILE_MODE, dir_fd=parent)
+def _open_lock(directory: LockDirectory, name: str) -> int:
+    """Open a lock file. O_CREAT, which the kernel may refuse for a file of others, is the second attempt."""
+    with suppress(FileNotFoundError):
+        return os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    flags = READ_FLAGS | os.O_CREAT | os.O_EXCL
     try:
-        os.fchmod(descriptor, FILE_MODE)
-        with suppress(FileExistsError):
-            os.link(temporary, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
-    finally:
-        os.unlink(temporary, dir_fd=parent)
-        os.close(descriptor)
+        descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory.descriptor)
+    except FileExistsError:
+        return os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    os.fchmod(descriptor, FILE_MODE)
+    return descriptor
 
 
 def _close(locks: dict[DeviceLock, int]) -> None:
@@ -391,7 +383,20 @@ def _close(locks: dict[DeviceLock, int]) -> None:
 
 def lock_name(device: str) -> str:
     """Return the name of the file that the holder of a device locks."""
-    return f"{FILE_PREFIX}{hashlib.sha256(device.encode()).hexdigest()[:16]}.lock"
+    return f"{FILE_PREFIX}{hash_name(device)}.lock"
+
+
+def hash_name(device: str) -> str:
+    """Return a name for a device that fits into that of a file."""
+    return hashlib.sha256(device.encode()).hexdigest()[:16]
+
+
+def is_held(directory: LockDirectory, device: str) -> bool:
+    """Return whether a process holds a device."""
+    descriptor = _lock(directory, lock_name(device), shared=True)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is None
 
 
 def _queue_name(device: str) -> str:

@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML sessions: open NVML, find boards, read fields, and turn return codes into messages."""
+"""NVML in this process: open boards, read fields and memory, and turn return codes into messages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
-from warnings import catch_warnings, simplefilter
+from functools import partial
+from typing import Any, NamedTuple
 
+from pytest_llenergy.devices.probe import (
+    MissingDriverError,
+    ProbeError,
+    open_nvml,
+    read_or_none,
+    read_text,
+)
 from pytest_llenergy.errors import DeviceError, NoDriverError
-
-T = TypeVar("T")
 
 #: Member of ``nvmlValue_t`` that holds a value, indexed by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-
-
-def read_or_none(module: Any, read: Callable[[], T]) -> T | None:
-    """Return a value, or None if NVML does not support it."""
-    try:
-        return read()
-    except module.NVMLError:
-        return None
 
 
 class BoardHandle(NamedTuple):
@@ -73,24 +70,11 @@ class Session:
 
     def __init__(self) -> None:
         try:
-            # The obsolete package pynvml, which other packages install, warns on import. Where warnings are
-            # errors, that would cost the run its report.
-            with catch_warnings():
-                simplefilter("ignore", FutureWarning)
-                import pynvml
-        except ImportError:
-            raise NoDriverError("NVML: the module pynvml is missing; pip install nvidia-ml-py") from None
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError_LibraryNotFound as error:
-            reason = str(error).removeprefix("NVML ")
-            raise NoDriverError(f"NVML: {reason}; install the NVIDIA driver") from None
-        except pynvml.NVMLError_DriverNotLoaded as error:
-            raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
-        except pynvml.NVMLError as error:
-            # If the driver refuses, the host may still have a GPU.
-            raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
-        self.module: Any = pynvml
+            self.module: Any = open_nvml()
+        except MissingDriverError as error:
+            raise NoDriverError(str(error)) from None
+        except ProbeError as error:
+            raise DeviceError(str(error)) from None
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -107,8 +91,8 @@ class Session:
             device = handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
             if self._is_mig(device):
                 handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
-            board_uuid = str(self.module.nvmlDeviceGetUUID(handle))
-            name = str(self.module.nvmlDeviceGetName(handle))
+            board_uuid = read_text(self.module.nvmlDeviceGetUUID, handle)
+            name = read_text(self.module.nvmlDeviceGetName, handle)
             return BoardHandle(board_uuid, name, handle, uuid, device)
         except self.module.NVMLError as error:
             raise DeviceError(f"NVML: {uuid} does not answer ({error}); see nvidia-smi -L") from None
@@ -172,3 +156,20 @@ class Session:
             return float(getattr(self.module, quantity.name)(handle))
         except self.module.NVMLError as error:
             return str(error)
+
+
+def read_used_bytes(nvml: Any, handle: Any) -> int | None:
+    """Return the memory in use on a board or instance; None if the driver does not report it.
+
+    Version 2 of the call, new in driver 510, excludes what the driver reserves for itself; version 1 has
+    since included it, some hundred MB (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``).
+    """
+    for version in (nvml.nvmlMemory_v2, None):
+        used = read_or_none(nvml, partial(_read_used, nvml, handle, version))
+        if used is not None:
+            return used
+    return None
+
+
+def _read_used(nvml: Any, handle: Any, version: int | None) -> int:
+    return int(nvml.nvmlDeviceGetMemoryInfo(handle, version).used)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pytest_llenergy.devices.allocation import IDLE_BYTES
 from pytest_llenergy.devices.condition import (
     BoardProcess,
     Condition,
@@ -24,15 +23,21 @@ from pytest_llenergy.devices.condition import (
     own_process_tree,
     sees_all_pids,
 )
-from pytest_llenergy.devices.inventory import read_inventory, read_used_bytes
-from pytest_llenergy.devices.nvml import BoardHandle, Session
+from pytest_llenergy.devices.inventory import read_inventory
+from pytest_llenergy.devices.nvml import BoardHandle, Session, read_used_bytes
 from pytest_llenergy.devices.request import format_memory
 from pytest_llenergy.devices.timeouts import (
     ENDED_PROCESS_LISTED_S,
     OCCUPANCY_POLL_FIRST_S,
     OCCUPANCY_POLL_LONGEST_S,
 )
+from pytest_llenergy.devices.visibility import is_amd
+from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.record.record import Flag
+
+#: A board with less memory in use than this counts as free. A driver without any process shows up to 45 MiB
+#: (seven MIG instances, NVIDIA MIG user guide); the context of the smallest LLM takes more than this.
+IDLE_BYTES = 256 * 2**20
 
 #: Every process that uses CUDA has this file open; a process that uses only NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
@@ -136,8 +141,9 @@ def wait_until_free(
     Raises:
         DeviceError: A board does not answer.
     """
-    if not uuids:
-        return Occupancy(())
+    if not uuids or is_amd(uuids[0]):
+        reason = "AMD SMI is not asked for them"
+        return Occupancy(tuple(BoardUse(uuid, "unknown", reason=reason) for uuid in uuids))
     session = Session()
     try:
         boards = [session.open_board(uuid) for uuid in uuids]
@@ -181,7 +187,7 @@ def inspect_board(
         is_ours = any(uses_cuda(pid, proc) for pid in own_process_tree(own_pids))
     else:
         is_ours = bool(listed)
-    used = read_used_bytes(session.module, uuid)
+    used = read_used_bytes(session.module, board.device)
     if used is not None and used > IDLE_BYTES and not is_ours:
         return BoardUse(uuid, "busy", memory_bytes=used)
     if isinstance(others, str):
@@ -193,13 +199,21 @@ def find_own_boards() -> set[str]:
     """Return the UUIDs of the boards on which this process has a context; empty without CUDA."""
     if not uses_cuda(os.getpid()):
         return set()
-    session = Session()
-    try:
-        boards = (session.open_board(board.uuid) for board in read_inventory(without_lost=True).boards)
+    uuids = read_inventory().uuids
+    with closing(Session()) as session:
+        boards = (session.open_board(uuid) for uuid in uuids)
         listed = {board.uuid: list_processes(session.module, board.device) or () for board in boards}
         return {uuid for uuid, processes in listed.items() if os.getpid() in {each.pid for each in processes}}
-    finally:
-        session.close()
+
+
+def read_memory_use(uuids: Sequence[str]) -> dict[str, int]:
+    """Return the memory in use on boards and instances (bytes), as far as the driver reports it now."""
+    used: dict[str, int | None] = {}
+    with suppress(DeviceError), closing(Session()) as session:
+        for uuid in uuids:
+            with suppress(DeviceError):
+                used[uuid] = read_used_bytes(session.module, session.open_board(uuid).device)
+    return {uuid: size for uuid, size in used.items() if size is not None}
 
 
 def describe_process(process: BoardProcess) -> str:

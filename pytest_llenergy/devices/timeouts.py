@@ -6,15 +6,13 @@ How long a test waits for its devices is not here: users set it with ``--energy-
 
 from __future__ import annotations
 
-# Subprocess that queries the driver (subprocess_query).
+# Process that queries the driver (inventory).
 
 #: A driver that does not answer must not block the start or the end of a run for longer than this.
 QUERY_TIMEOUT_S = 30.0
 
-# Guard of changed boards (board_settings).
-
-#: Without pidfds, the guard looks this often whether pytest has ended.
-PARENT_POLL_S = 0.5
+#: How long a killed process may take to end, which a hanging driver prevents.
+KILL_TIMEOUT_S = 1.0
 
 # Leases (locks).
 

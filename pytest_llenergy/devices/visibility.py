@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that this process may use: parse ``CUDA_VISIBLE_DEVICES`` and ``--energy-gpus``.
+"""GPUs that this process may use: parse ``CUDA_VISIBLE_DEVICES``, its like of AMD, and ``--energy-gpus``.
 
 ``CUDA_VISIBLE_DEVICES`` follows the CUDA programming guide and torch's parser: an element that is negative,
 out of range, ambiguous or unknown ends the list; the form of the first element (number, ``GPU-``, ``MIG-``)
-holds for all; a device named twice leaves none.
+holds for all; a device named twice leaves none. ROCm reads ``ROCR_VISIBLE_DEVICES``, and then
+``HIP_VISIBLE_DEVICES`` and ``CUDA_VISIBLE_DEVICES``, each of which counts what the one before has left.
 
-Devices are identified by full UUIDs. Numbers count what NVML shows, which inside a container, or a Slurm step
-with device cgroups, is only what was assigned to it. ``NVIDIA_VISIBLE_DEVICES`` is for the container runtime
-and ``SLURM_JOB_GPUS`` for people. Both may count the boards of the whole host, so neither is parsed.
+Devices are identified by full UUIDs. Numbers count what the driver shows, which inside a container or a Slurm
+step with device cgroups is only what was assigned to it. ``NVIDIA_VISIBLE_DEVICES`` is for the container
+runtime and ``SLURM_JOB_GPUS`` for people. Both may count the boards of the whole host, so neither is parsed.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import takewhile
 
-from pytest_llenergy.devices.inventory import Inventory
-from pytest_llenergy.devices.mig import MIG_PREFIX, NO_INSTANCES, shown_to_one_process
+from pytest_llenergy.devices.inventory import MIG_PREFIX, NO_INSTANCES, Inventory
 from pytest_llenergy.errors import DeviceError
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICE_ORDER = "CUDA_DEVICE_ORDER"
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 #: The end of a reason why the environment allows too few GPUs, on pytest's own host.
 OVERRIDE = "--energy-gpus=all overrides it on purpose"
 SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 BOARD_PREFIX = "GPU-"
+
+#: UUID of a board of AMD.
+AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -38,26 +42,48 @@ class VisibleDevices:
     reason: str | None = None
 
 
-def visibility_variables(visible: str) -> dict[str, str]:
-    """Return the variables that show a process these devices alone, UUIDs with commas between them."""
-    return {VISIBLE_DEVICES: visible, "HIP_VISIBLE_DEVICES": visible, DEVICE_ORDER: "PCI_BUS_ID"}
+def is_amd(uuid: str) -> bool:
+    """Return whether this is the UUID of an AMD board."""
+    return AMD_UUID.fullmatch(uuid) is not None
+
+
+def visible_variables(uuids: Sequence[str]) -> dict[str, str]:
+    """Return the variables that show a process these devices and no others; without devices, none."""
+    names = ",".join(uuids)
+    if uuids and is_amd(uuids[0]):
+        # Those after the first count what it has left.
+        numbers = ",".join(map(str, range(len(uuids))))
+        return {ROCR: names, HIP: numbers, VISIBLE_DEVICES: numbers}
+    return {VISIBLE_DEVICES: names, DEVICE_ORDER: "PCI_BUS_ID", HIP: names, ROCR: names}
+
+
+def list_settings(environment: Mapping[str, str], inventory: Inventory) -> dict[str, str]:
+    """Return the variables that restrict the boards of this host, in the order in which they are read."""
+    names = (ROCR, HIP, VISIBLE_DEVICES) if any(map(is_amd, inventory.uuids)) else (VISIBLE_DEVICES,)
+    return {name: environment[name] for name in names if name in environment}
+
+
+def describe_settings(environment: Mapping[str, str], inventory: Inventory) -> str:
+    """Return the variables that restrict the boards of this host as they are written; "" if none is set."""
+    settings = list_settings(environment, inventory)
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
 
 
 def parse_visible_devices(environment: Mapping[str, str], inventory: Inventory) -> VisibleDevices:
-    """Return the boards, or MIG instances, that CUDA would enumerate.
+    """Return the boards, or MIG instances, that CUDA or ROCm would enumerate.
 
     Raises:
         DeviceError: Numbers name some of several models, whose order in CUDA is unknown.
     """
-    value = environment.get(VISIBLE_DEVICES)
-    if value is None:
-        return VisibleDevices(inventory.uuids)
-    if value.startswith(MIG_PREFIX):
-        return _parse_instances(value, inventory)
-    if value.startswith(BOARD_PREFIX):
-        return _parse_names(value, BOARD_PREFIX, [(uuid, uuid) for uuid in inventory.uuids])
-    visible = _parse_numbers(value, inventory.uuids)
-    _check_order(value, environment, visible, inventory)
+    visible = VisibleDevices(inventory.uuids)
+    for value in list_settings(environment, inventory).values():
+        if value.startswith(MIG_PREFIX):
+            return _parse_instances(value, inventory)
+        if value.startswith(BOARD_PREFIX):
+            visible = _parse_names(value, BOARD_PREFIX, [(uuid, uuid) for uuid in visible.uuids])
+            continue
+        visible = _parse_numbers(value, visible.uuids)
+        _check_order(value, environment, visible, inventory)
     return visible
 
 
@@ -144,7 +170,7 @@ def _parse_instances(value: str, inventory: Inventory) -> VisibleDevices:
     named = _parse_names(value, MIG_PREFIX, _instance_names(inventory))
     by_uuid = {instance.uuid: instance for instance in inventory.instances}
     instances = [by_uuid[uuid] for uuid in named.uuids]
-    shown = shown_to_one_process(instances, inventory.driver)
+    shown = inventory.shown_to_one_process(instances)
     if len(shown) == len(instances):
         return named
     kept = ", ".join(instance.uuid for instance in shown)
@@ -166,7 +192,8 @@ def _check_order(
 ) -> None:
     models = {board.name for board in inventory.boards}
     is_part = 0 < len(visible.uuids) < len(inventory.boards)
-    if len(models) < 2 or not is_part or environment.get(DEVICE_ORDER) == "PCI_BUS_ID":
+    known = environment.get(DEVICE_ORDER) == "PCI_BUS_ID" or any(map(is_amd, inventory.uuids))
+    if len(models) < 2 or not is_part or known:
         return
     boards = [f"{board.name} {board.uuid}" for board in inventory.boards]
     present = ", ".join(filter(None, (*boards, describe_slurm(environment))))
@@ -176,20 +203,14 @@ def _check_order(
     )
 
 
-def explain_hidden(environment: Mapping[str, str], present: int, reason: str | None = None) -> str:
-    """Explain to the user that the environment hides all GPUs.
-
-    Args:
-        environment: The environment.
-        present: Number of boards that the driver shows.
-        reason: Why the list in the environment names none.
-    """
+def explain_hidden(environment: Mapping[str, str], inventory: Inventory, reason: str | None = None) -> str:
+    """Explain to the user that the environment hides all GPUs, for this reason."""
     cause = f" ({reason})" if reason else ""
-    slurm = describe_slurm(environment)
+    slurm, present = describe_slurm(environment), len(inventory.boards)
     shown = f"{present} ({slurm})" if slurm else str(present)
     return (
-        f"the environment sets {VISIBLE_DEVICES}={environment.get(VISIBLE_DEVICES)!r}, which allows no "
-        f"GPU{cause}; the driver shows {shown}; {OVERRIDE}"
+        f"the environment sets {describe_settings(environment, inventory)}, which allows no GPU{cause}; the "
+        f"driver shows {shown}; {OVERRIDE}"
     )
 
 

@@ -7,20 +7,14 @@ would share the interpreter's lock, the list of warning filters and the driver's
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
+from pytest_llenergy.devices.inventory import may_have_gpus
 from pytest_llenergy.energy.timeouts import CHECK_AHEAD_TIMEOUT_S, PROGRAM_END_TIMEOUT_S
 from pytest_llenergy.errors import LLEnergyError
-
-#: Devices of the driver's kernel module, on Linux and in the Windows subsystem for Linux.
-DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
-
-LIBRARY = "libnvidia-ml.so.1"
 
 #: Program of the process. It finds the same packages as this one.
 PROGRAM = """
@@ -41,7 +35,7 @@ class CounterCheck:
 
     def __init__(self, selection: str | None, environment: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        if not _may_have_boards(environment):
+        if not may_have_gpus(environment):
             return
         program = PROGRAM.format(path=sys.path, selection=selection)
         quiet = subprocess.DEVNULL
@@ -72,11 +66,6 @@ class CounterCheck:
             self._process = None
 
 
-def _may_have_boards(environment: Mapping[str, str]) -> bool:
-    folders = filter(None, environment.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    return any(path.exists() for path in (*DRIVERS, *(Path(folder) / LIBRARY for folder in folders)))
-
-
 def check_boards(selection: str | None) -> None:
     """Check the boards that this process may use. Errors are left to the test that uses the board."""
     from pytest_llenergy.devices.allocation import request_visible, select_devices
@@ -84,6 +73,6 @@ def check_boards(selection: str | None) -> None:
     from pytest_llenergy.energy.meters.nvml import open_nvml
 
     with suppress(LLEnergyError):
-        devices = select_devices(request_visible(selection), selection)
+        devices = select_devices(request_visible(selection)[0], selection)
         for meter in open_nvml(Targets(devices.uuids)):
             meter.close()

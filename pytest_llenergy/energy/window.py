@@ -329,7 +329,7 @@ def measure(
 
 def _visible() -> Sequence[str]:
     from pytest_llenergy.devices.inventory import read_inventory
-    from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
+    from pytest_llenergy.devices.visibility import describe_settings, parse_visible_devices
 
     try:
         inventory = read_inventory()
@@ -339,13 +339,11 @@ def _visible() -> Sequence[str]:
     if inventory.boards and not allowed.uuids:
         reason = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
-            f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)!r} allows no GPU{reason}, and the driver "
-            f"shows {len(inventory.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) the "
+            f"{describe_settings(os.environ, inventory)} allows no GPU{reason}, and the driver shows "
+            f" {len(inventory.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) the "
             "named GPUs"
         )
-    # A board with MIG is named by one of its instances, so that it counts as shared.
-    parts = [(uuid, inventory.board_instances(uuid)) for uuid in allowed.uuids]
-    return [instances[0].uuid if instances else uuid for uuid, instances in parts]
+    return inventory.one_per_board(allowed.uuids)
 
 
 async def run_in_thread(function: Callable[[], object]) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest_llenergy
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.environment import collect_environment, installed_version
-from pytest_llenergy.devices.inventory import read_answering
+from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterFacts, list_meters
 from pytest_llenergy.errors import DeviceError, WorkerError
@@ -169,8 +169,8 @@ def describe(*, devices: bool = True, meters: bool = False) -> HostFacts:
 
 
 def _list_devices() -> tuple[list[Board], list[str]]:
-    inventory = read_answering()
-    missing = [*inventory.lost.values(), *inventory.errors]
+    inventory = find_gpus()
+    missing = inventory.faults
     if inventory.driver_missing is not None:
         missing.append(inventory.driver_missing)
     try:

@@ -21,12 +21,12 @@ from pytest_llenergy.devices.board_settings import (
     GpuSettings,
     SettingsRefusedError,
     apply_settings,
+    restore_left_changes,
 )
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Held, acquire
-from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S

@@ -200,13 +200,15 @@ def _check_servers(config: pytest.Config, state: RunState) -> None:
 
 
 def _check_gpus(config: pytest.Config, selection: str) -> None:
-    from pytest_llenergy.devices.subprocess_query import query_selection_fault
+    from pytest_llenergy.devices.inventory import find_gpus
+    from pytest_llenergy.devices.visibility import parse_selection
     from pytest_llenergy.errors import DeviceError
 
-    try:
-        fault = query_selection_fault(selection)
-    except DeviceError:
-        # A driver that does not answer is reported by the tests that need a GPU.
+    inventory = find_gpus()
+    if inventory.faults:
+        # Tests that need a GPU report it.
         return
-    if fault is not None:
-        raise usage_error(f"{option_source(config, 'gpus')}: {fault}")
+    try:
+        parse_selection(selection, inventory)
+    except DeviceError as error:
+        raise usage_error(f"{option_source(config, 'gpus')}: {error}") from None

@@ -15,13 +15,13 @@ from pytest_llenergy.devices.board_settings import (
     SettingsRefusedError,
     apply_settings,
     parse_settings,
+    restore_left_changes,
 )
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.visibility import visibility_variables
+from pytest_llenergy.devices.visibility import visible_variables
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plugin.draft import Draft, draft_of
 from pytest_llenergy.plugin.plan import plan_of
@@ -74,7 +74,8 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         if (own := state.worker_gpus) is not None and (every or request is not None):
             possible = own.lease if request is None else own.choose(request)
         else:
-            wanted = request_visible(settings.gpus, state.environment) if every else request
+            wanted, flags = request_visible(settings.gpus, state.environment) if every else (request, [])
+            draft.flags += flags
             before = state.boards_before(item) if wanted is not None else ()
             allowed = state.allowed_gpus(item, wanted)
             possible = select_devices(wanted, allowed, state.environment, state.warm, before)
@@ -241,7 +242,7 @@ def restrict_this_process(lease: Lease, own: WorkerGpus | None = None) -> Iterat
     kept = find_own_boards() & {*shown.uuids, *shown.divided} if own is not None else set()
     _check_own_boards(lease, kept)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in visibility_variables(shown.visible_devices).items():
+        for name, value in visible_variables(shown.uuids).items():
             patch.setenv(name, value)
         yield
     _check_own_boards(lease, kept)

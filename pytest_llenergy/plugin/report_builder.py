@@ -255,7 +255,7 @@ class ReportBuilder:
 
     def _add_environment(self, encoded: bytes | None) -> None:
         if encoded is None:
-            environment = collect_environment(apart=self._distributed)
+            environment = collect_environment()
         else:
             environment = msgspec.json.decode(encoded, type=Environment)
         self.problems += [f"environment: {reason}" for reason in environment.gpus_missing]

@@ -17,6 +17,7 @@ from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import load_backends, select_backends
 from pytest_llenergy.backends.server.process import ProcessFamily, find_running, find_running_pids
+from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.request import GpuRequest
@@ -247,6 +248,8 @@ class RunState:
 
     def close(self) -> None:
         """Release every lease and stop all ranks."""
+        # The next run of this process reads the GPUs anew.
+        find_gpus.cache_clear()
         if self._counter_check is not None:
             self._counter_check.stop()
         if "keeper" in self.__dict__:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,15 +18,14 @@ from functools import cache
 import pytest
 
 from pytest_llenergy.backends.server.process import find_running_pids
-from pytest_llenergy.devices.allocation import ShortageError, select_devices
+from pytest_llenergy.devices.allocation import ShortageError, count_leasable, select_devices
+from pytest_llenergy.devices.board_settings import restore_left_changes
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Held, acquire
-from pytest_llenergy.devices.noted_changes import restore_left_changes
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.subprocess_query import query_gpu_count
-from pytest_llenergy.devices.visibility import visibility_variables
+from pytest_llenergy.devices.visibility import visible_variables
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.settings import option_source, read_settings, settings_of, usage_error
@@ -133,7 +132,7 @@ def _check_workers(config: pytest.Config, settings: Settings) -> None:
     # A worker on another host, or in another directory, counts its own.
     workers, n = list(config.option.tx).count("popen"), settings.worker_gpus or 0
     with _as_usage_error(config, n):
-        usable = query_gpu_count(settings.gpus)
+        usable = count_leasable(settings.gpus)
         if usable < n:
             select_devices(GpuRequest(n), settings.gpus)
         if workers * n > usable:
@@ -154,7 +153,7 @@ def _lease(config: pytest.Config, settings: Settings) -> None:
             raise DeviceError("the GPUs are those of this host; leave it out with a cluster")
         found = _lease_free(config, settings, n, environment)
     config.stash[WORKER_GPUS] = found
-    _show_only(config, found.lease.visible_devices)
+    _show_only(config, found.lease.uuids)
 
 
 def _lease_free(
@@ -183,10 +182,10 @@ def _lease_free(
     return WorkerGpus(parts, held, settings.gpus, environment, skip)
 
 
-def _show_only(config: pytest.Config, visible: str) -> None:
+def _show_only(config: pytest.Config, uuids: Sequence[str]) -> None:
     """Show these GPUs to what this process imports and starts, until the run ends."""
     patch = pytest.MonkeyPatch()
-    for name, value in visibility_variables(visible).items():
+    for name, value in visible_variables(uuids).items():
         patch.setenv(name, value)
     # Otherwise torch.cuda.is_available() would initialise CUDA.
     patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

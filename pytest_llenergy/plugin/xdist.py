@@ -86,11 +86,11 @@ def useful_workers(config: pytest.Config) -> int | None:
     uses_gpus = settings.keeps_something or settings.worker_gpus is not None
     if not uses_gpus or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
-    from pytest_llenergy.devices.subprocess_query import query_gpu_count
+    from pytest_llenergy.devices.allocation import count_leasable
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning
 
     try:
-        return max(1, query_gpu_count(settings.gpus) // (settings.worker_gpus or 1))
+        return max(1, count_leasable(settings.gpus) // (settings.worker_gpus or 1))
     except DeviceError as error:
         config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
         return 1
@@ -281,12 +281,12 @@ class WorkerTracker:
         return LeaseScheduling(scheduler, self._count_boards, self._boards_of)
 
     def _count_boards(self) -> int:
-        from pytest_llenergy.devices.subprocess_query import query_gpu_count
+        from pytest_llenergy.devices.allocation import count_leasable
         from pytest_llenergy.errors import DeviceError
 
         # Without a driver, tests that lease boards are skipped or use the CPU, one after the other.
         with suppress(DeviceError):
-            return query_gpu_count(settings_of(self._config).gpus)
+            return count_leasable(settings_of(self._config).gpus)
         return 0
 
     @pytest.hookimpl(optionalhook=True)

@@ -18,6 +18,7 @@ import psutil
 
 from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
+from pytest_llenergy.devices.visibility import HIP, ROCR, VISIBLE_DEVICES, visible_variables
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
 from pytest_llenergy.ranks.meeting import LOOPBACK
 from pytest_llenergy.record.record import LOCALHOST as LOCALHOST
@@ -41,7 +42,7 @@ STALE_PREFIXES = (
 PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
 #: Variables that differ between the ranks of a group; all others can be set before torch is imported.
-PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", VISIBLE_DEVICES, HIP, ROCR)
 
 
 @dataclass(frozen=True)
@@ -73,11 +74,8 @@ class RankPlan:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the rank sets before anything else can be imported."""
-        visible = "" if self.on_cpu else self.device
         return {
-            "CUDA_VISIBLE_DEVICES": visible,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "HIP_VISIBLE_DEVICES": visible,
+            **visible_variables(() if self.on_cpu else self.devices),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),

@@ -104,14 +104,14 @@ def test_hidden_gpus_are_no_fault(boards: Boards, doctor: Doctor, monkeypatch: p
     boards(Board(uuid="GPU-a"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, out = doctor()
-    assert "visible  CUDA_VISIBLE_DEVICES is '': no GPU (the environment sets " in out
+    assert "visible  CUDA_VISIBLE_DEVICES='': no GPU (the environment sets " in out
     assert code == 0, out
 
 
 @pytest.mark.parametrize(
     ("value", "code", "shown"),
     [
-        ("GPU-b,GPU-a", 0, "visible  CUDA_VISIBLE_DEVICES is 'GPU-b,GPU-a': GPU-b, GPU-a\n"),
+        ("GPU-b,GPU-a", 0, "visible  CUDA_VISIBLE_DEVICES='GPU-b,GPU-a': GPU-b, GPU-a\n"),
         ("0,9", 1, "wrong    CUDA_VISIBLE_DEVICES='0,9': '9' is out of range: the driver shows 2, "),
         (
             "GPU-x",

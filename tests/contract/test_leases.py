@@ -16,7 +16,7 @@ from tests.nvml_sim import Board, World
 from tests.nvml_sim.boards import Process
 
 from .conftest import GiveBoards
-from .project import Project, fault, wait_for
+from .project import Project, wait_for
 
 #: Writes what it leases, and holds it until a file exists.
 HOLD = """
@@ -161,11 +161,13 @@ def test_the_environment_says_which_boards_may_be_used(project: Project, world: 
             assert "CUDA_VISIBLE_DEVICES" in ended.out or "--energy-gpus" in ended.out
 
 
-@fault("a variable that hides all GPUs gives an estimate of the CPU, without a word of the GPUs")
 def test_hidden_boards_are_mentioned(project: Project, world: World) -> None:
     project.write("test_e.py", "def test_it(energy): energy(sum, range(100_000))\n")
     ended = project.pytest("test_e.py", "--energy-meter=estimate", CUDA_VISIBLE_DEVICES="7")
-    assert "CUDA_VISIBLE_DEVICES" in ended.text or "GPU" in ended.text
+    (line,) = re.findall(r"GPUs are not measured: .*", ended.text.replace("\n", " "))
+    hidden = "GPUs are not measured: CUDA_VISIBLE_DEVICES='7' hides all 2"
+    assert line.startswith(hidden), ended.out
+    assert hidden in project.llenergy("run", "--", sys.executable, "-c", "1", CUDA_VISIBLE_DEVICES="7").err
 
 
 def test_a_board_that_somebody_else_uses_is_not_measured(project: Project, world: World) -> None:
@@ -195,35 +197,53 @@ def test_a_lost_board_leaves_the_others(project: Project, world: World) -> None:
     assert "lost" in ended.text
 
 
-@fault("a byte of a board's name that is not UTF-8 makes every test on GPUs an error")
 def test_the_name_of_a_board_may_have_any_bytes(project: Project, world: World) -> None:
     content = bytearray(world.path.read_bytes())
     place = content.find(b"NVIDIA H200")
     with world.path.open("r+b") as file:
         file.seek(place)
         file.write(b"NVIDIA H\xff00")
-    project.write("test_v.py", VISIBLE)
-    ended = project.pytest("test_v.py", "-rsP", "-k", "two", "--energy-report=n.json")
+    project.write("test_v.py", VISIBLE + "def test_cpu(energy): energy(sum, range(1000))\n")
+    report = ("--energy-report=n.json", project.meter())
+    ended = project.pytest("test_v.py", "-rsP", "-k", "two or cpu", *report, CUDA_VISIBLE_DEVICES="0,1")
     assert "leased (0, 1)" in ended.out
+    assert json.loads(project.text("n.json"))["environment"]["gpus"][0]["name"] == "NVIDIA H\ufffd00"
 
 
-@fault("another module named pynvml ends the run with an INTERNALERROR")
 def test_another_module_named_pynvml_leaves_tests_of_the_cpu(project: Project, world: World) -> None:
     project.write("pynvml.py", "__version__ = '0'\n")
     project.write("test_e.py", "def test_it(energy): energy(sum, range(1000))\n")
     ended = project.pytest("test_e.py", "--energy-report", project.meter())
     assert "INTERNALERROR" not in ended.out
     ended.check(passed=1)
+    project.write("test_v.py", VISIBLE)
+    ended = project.pytest("test_v.py", "-k", "one")
+    ended.check(passed=1)
 
 
 @pytest.mark.slow
-@fault("a driver call that never returns hangs every run")
 def test_a_driver_that_never_answers_ends_in_one_line(project: Project, world: World) -> None:
     world.update(0, call_delay_ns=3_600_000_000_000)
-    project.write("test_v.py", VISIBLE)
-    ended = project.run(sys.executable, "-m", "pytest", "test_v.py", timeout_s=90)
+    project.write("test_v.py", VISIBLE + "def test_cpu(energy): energy(sum, range(1000))\n")
+    meter = ("--energy-report", project.meter())
+    ended = project.run(sys.executable, "-m", "pytest", "test_v.py", *meter, timeout_s=90)
     assert ended.ret == 1
-    assert "driver" in ended.text
+    assert "the GPU driver has not answered for 30 s; see nvidia-smi" in ended.text
+    ended.check(passed=1, error=2)
+    assert not project.survivors()
+
+
+def test_a_board_that_fails_is_named_and_leaves_the_others(project: Project, world: World) -> None:
+    world.update(1, no_permission=True)
+    project.write("test_v.py", VISIBLE + "def test_cpu(energy): energy(sum, range(1000))\n")
+    ended = project.pytest("test_v.py", "-k", "one or cpu", "-rsP", "--energy-report", project.meter())
+    ended.check(passed=2)
+    assert "leased (0,)" in ended.out
+    doctor = project.llenergy("doctor", "--no-steps")
+    run = project.llenergy("run", "--", sys.executable, "-c", "pass")
+    assert run.ret == 0, run.text
+    for each in (ended, doctor, run):
+        assert "NVML: GPU 1 does not answer (Insufficient Permissions); see nvidia-smi" in each.text
 
 
 def test_doctor_lists_boards_and_backends_and_exits_0_or_1(project: Project, world: World) -> None:

@@ -336,7 +336,7 @@ def test_a_host_without_a_driver_is_a_shortage_and_allows_the_fallback(
         [sys.executable, "-c", code], env=merged, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.splitlines() == [
-        "ShortageError gpus(1): this host has no NVIDIA GPU (NVML: Driver Not Loaded; load the NVIDIA "
+        "ShortageError gpus(1): this host has no GPU (NVML: Driver Not Loaded; load the NVIDIA "
         "kernel module)",
         "('cpu', 'cpu')",
     ]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,16 @@ import pytest
 
 from pytest_llenergy.ab.join import SessionRecord
 from pytest_llenergy.compare.comparability import device_differences
-from pytest_llenergy.devices.board_settings import parse_settings
+from pytest_llenergy.devices.board_settings import (
+    Change,
+    describe_left_changes,
+    note_name,
+    parse_settings,
+    restore_left_changes,
+)
+from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.errors import PlanError
+from pytest_llenergy.record.environment import read_boot_id
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report as read_report_file
@@ -32,6 +40,7 @@ from pytest_llenergy.report.store import read_report as read_report_file
 from ..nvml_sim.boards import MigInstance
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import Board, World
+from .lockers import USERS, needs_root
 from .test_run_gpus import BACKEND, CONFTEST
 
 Read = Callable[..., dict[str, Any]]
@@ -339,6 +348,57 @@ def killed(suite: pytest.Pytester, world: World) -> Iterator[Killed]:
     killed.process.wait()
 
 
+class TestNotes:
+    """Which notes count, and what they do to a board of the next lease."""
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path, nvml_attach: Callable[[World], object]) -> Iterator[LockDirectory]:
+        self.world = World(tmp_path / "world", [Board(uuid="GPU-a", power_limit_w=300.0)])
+        nvml_attach(self.world)
+        with closing(open_lock_directory()) as directory:
+            yield directory
+
+    def leave(self, directory: LockDirectory, **change: Any) -> Path:
+        path = directory.path / note_name("GPU-a")
+        given: dict[str, Any] = {"boot_id": read_boot_id(), "before_mw": 700_000, "set_mw": 300_000}
+        path.write_bytes(msgspec.json.encode(Change("GPU-a", **given | change)))
+        return path
+
+    def limit_after(self, directory: LockDirectory) -> float:
+        restore_left_changes(directory, ["GPU-a"])
+        return self.world.board(0).power_limit_w
+
+    def test_a_limit_that_somebody_has_set_since_stays(self, directory: LockDirectory) -> None:
+        path = self.leave(directory)
+        self.world.update(0, power_limit_w=450.0)
+        assert [wrong for _, wrong in describe_left_changes(directory)] == [False]
+        assert self.limit_after(directory) == 450.0
+        assert not path.exists()
+
+    def test_a_note_ends_with_a_reboot(self, directory: LockDirectory) -> None:
+        self.leave(directory, boot_id="00000000-0000-4000-8000-000000000000")
+        assert self.limit_after(directory) == 300.0
+        self.leave(directory)
+        assert self.limit_after(directory) == 700.0
+
+    def test_a_note_that_was_never_written_is_removed(self, directory: LockDirectory) -> None:
+        path = self.leave(directory)
+        path.write_text("")
+        assert not [*describe_left_changes(directory)]
+        assert self.limit_after(directory) == 300.0
+        assert not path.exists()
+
+    @needs_root
+    def test_notes_of_other_users_and_links_are_ignored(self, directory: LockDirectory) -> None:
+        path = self.leave(directory)
+        os.chown(path, USERS[0], -1)
+        assert not [*describe_left_changes(directory)]
+        assert self.limit_after(directory) == 300.0
+        target = self.leave(directory).rename(directory.path / "elsewhere")
+        path.symlink_to(target)
+        assert self.limit_after(directory) == 300.0
+
+
 class TestKills:
     def test_kill_of_pytest(self, killed: Killed) -> None:
         assert set_on(killed.world, 0, 1) == [CHANGED] * 2
@@ -351,14 +411,14 @@ class TestKills:
         """The next test that leases a board restores it, with or without the mark."""
         kill_all(killed.family())
         assert set_on(killed.world, 0, 1) == [CHANGED] * 2
-        assert len(files()) == 4
+        assert len(files()) == 2
         suite.makepyfile(
             "import pytest\nfrom seen import seen\n"
             "@pytest.mark.gpus(1)\ndef test_it(gpus): assert seen(gpus.indices[0]) == (700, 1980)\n"
         )
         run(suite).assert_outcomes(passed=1)
         assert sorted(set_on(killed.world, 0, 1)) == sorted([FACTORY, CHANGED]), "the other is not leased"
-        assert len(files()) == 2
+        assert len(files()) == 1
 
     @pytest.mark.slow
     def test_a_board_that_cannot_be_restored_is_an_error_that_says_what_to_do(
@@ -373,7 +433,7 @@ class TestKills:
         result.stdout.fnmatch_lines(
             ["*a killed run has left a power limit or clock *nvidia-smi -i GPU-* *; rm *"]
         )
-        assert len(files()) == 4
+        assert len(files()) == 2
 
     @pytest.mark.slow
     def test_the_doctor_names_what_is_left(self, killed: Killed) -> None:
@@ -385,16 +445,13 @@ class TestKills:
         assert done.returncode == 1
         for index in range(2):
             uuid = killed.world.board(index).uuid
-            left, by_hand = f"wrong    {uuid}: a killed run", f"nvidia-smi -i {uuid}"
-            limit = f"{left} has left a power limit of 300 W on it; as root, run a test that leases it, or: "
-            assert f"{limit}{by_hand} -pl 700; rm " in done.stdout
-            assert f"{left} may have left locked graphics clocks on it; " in done.stdout
-            assert f"{by_hand} -rgc; rm " in done.stdout
-        assert len(files()) == 4
+            what = "a power limit of 300 W and locked graphics clocks on it"
+            left = f"wrong    {uuid}: a killed run has left {what}; as root, run a test that leases it, or: "
+            assert f"{left}nvidia-smi -i {uuid} -pl 700; nvidia-smi -i {uuid} -rgc; rm " in done.stdout
         killed.world.update(0, power_limit_w=450.0)
         shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
         uuid = killed.world.board(0).uuid
-        assert f"note     {uuid}: a killed run noted a power limit of 300 W, but the board has 450 W" in shown
+        assert f"{uuid}: a killed run has left locked graphics clocks on it; as root, run a test" in shown
         assert f"{uuid} -pl" not in shown, "it would override the limit that somebody has set since"
 
     @pytest.mark.slow

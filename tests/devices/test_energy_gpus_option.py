@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.devices.inventory import Inventory
-from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.inventory import Instance, Inventory
 from pytest_llenergy.devices.visibility import parse_selection
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.record.environment import Board

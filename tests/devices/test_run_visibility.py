@@ -93,17 +93,6 @@ def needs_torch() -> None:
 
 
 class TestHiddenOnPurpose:
-    @pytest.mark.parametrize("value", ["", "-1"])
-    @pytest.mark.slow
-    def test_an_environment_that_allows_no_gpu_skips_with_the_reason(
-        self, run: Run, read_report: Read, value: str
-    ) -> None:
-        run(ONE, CUDA_VISIBLE_DEVICES=value).assert_outcomes(skipped=1)
-        assert read_report()["records"][0]["reason"] == (
-            f"gpus(1): the environment sets CUDA_VISIBLE_DEVICES={value!r}, which allows no GPU; the driver "
-            "shows 3; --energy-gpus=all overrides it on purpose"
-        )
-
     def test_the_gpus_option_overrides_the_environment(self, run: Run, read_report: Read) -> None:
         run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         assert read_report()["records"][0]["devices"] == [C]
@@ -168,10 +157,6 @@ class TestNames:
         [
             (None, (A, B)),
             (" 2,1gpu", (C, B)),
-            # By default test_visibility covers these forms without pytest.
-            pytest.param(f"{C},{A}", (C, A), marks=pytest.mark.slow),
-            pytest.param("GPU-b,GPU-a1b2c301", (C, B), marks=pytest.mark.slow),
-            pytest.param("2,0", (C, A), marks=pytest.mark.slow),
         ],
     )
     def test_every_form_of_device_list_leases_full_uuids_in_order(
@@ -185,14 +170,6 @@ class TestNames:
         ("value", "detail"),
         [
             (f"{C},GPU-a", "'GPU-a' matches more than one device"),
-            *(
-                pytest.param(*each, marks=pytest.mark.slow)
-                for each in (
-                    (f"{A},GPU-f00d", "'GPU-f00d' matches no device that the driver shows"),
-                    (f"{A},1", "'1' does not begin with GPU- as the first does"),
-                    ("0,9,1", "'9' is out of range: the driver shows 3, counted from 0"),
-                )
-            ),
         ],
     )
     def test_the_invalid_element_that_ends_the_list_is_named(self, run: Run, value: str, detail: str) -> None:
@@ -250,25 +227,14 @@ class TestDeadBoard:
         assert "pytest" in found["packages"]
         assert f"ERROR: environment: {lost}" in result.stdout.str()
 
-    def test_the_report_describes_the_host_if_the_driver_refuses(
-        self, run: Run, world: World, read_report: Read
-    ) -> None:
-        world.set_init_result(NO_PERMISSION)
-        source = "def test_it(energy_meter):\n    with energy_meter('w'): pass\n"
-        run(source, CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
-        found = read_report()["environment"]
-        assert (found["gpus"], found["driver"]) == ([], None)
-        assert found["gpus_missing"] == ["NVML: Insufficient Permissions; see nvidia-smi"]
-        assert found["host"]["name"] == platform.node()
-
     def test_the_cpu_is_not_measured_alone_in_silence_if_the_driver_refuses(
         self, run: Run, world: World
     ) -> None:
         world.set_init_result(NO_PERMISSION)
         result = run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n")
-        result.assert_outcomes(errors=1)
-        result.stdout.fnmatch_lines(
-            ["DeviceError: NVML: Insufficient Permissions; see nvidia-smi; to measure the CPU alone, hide *"]
+        result.assert_outcomes(passed=1)
+        assert "GPUs are not measured: NVML: Insufficient Permissions; see nvidia-smi" in " ".join(
+            result.stdout.str().split()
         )
 
 

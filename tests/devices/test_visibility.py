@@ -7,8 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.inventory import Inventory
-from pytest_llenergy.devices.mig import Instance
+from pytest_llenergy.devices.inventory import Instance, Inventory
 from pytest_llenergy.devices.visibility import (
     DEVICE_ORDER,
     VISIBLE_DEVICES,
@@ -282,11 +281,11 @@ def test_variables_that_count_the_boards_of_the_host_are_ignored() -> None:
 
 
 def test_the_reason_names_the_variable_its_value_and_the_drivers_count() -> None:
-    assert explain_hidden({VISIBLE_DEVICES: ""}, 4) == (
+    assert explain_hidden({VISIBLE_DEVICES: ""}, ALIKE) == (
         "the environment sets CUDA_VISIBLE_DEVICES='', which allows no GPU; the driver shows 4; "
         "--energy-gpus=all overrides it on purpose"
     )
-    assert explain_hidden({VISIBLE_DEVICES: "4"}, 4, "'4' is too much") == (
+    assert explain_hidden({VISIBLE_DEVICES: "4"}, ALIKE, "'4' is too much") == (
         "the environment sets CUDA_VISIBLE_DEVICES='4', which allows no GPU ('4' is too much); the driver "
         "shows 4; --energy-gpus=all overrides it on purpose"
     )

@@ -35,6 +35,7 @@ int amdsmi_get_gpu_device_uuid(handle board, uint32_t *length, char *uuid) {
 int amdsmi_get_gpu_asic_info(handle board, char *info) {
     if (board != (handle)10) return 2;
     strcpy(info, "AMD Instinct MI300X");
+    strcpy(info + 532, "0xA1B2");
     return 0;
 }
 int amdsmi_get_gpu_device_bdf(handle board, uint64_t *bdf) {

@@ -72,17 +72,19 @@ def rocm(tmp_path: Path) -> Path:
 def test_the_inventory_lists_amd_boards(rocm: Path) -> None:
     environment = {**os.environ, "ROCM_PATH": str(rocm)}
     environment.pop("ROCM_HOME", None)
-    script = "from pytest_llenergy.devices.amd import list_boards\nprint(*list_boards(), sep='\\n')"
+    script = "from pytest_llenergy.devices.inventory import find_gpus\nprint(find_gpus())"
     run = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    assert run.stdout.splitlines() == [
-        "shut down",
-        "AmdBoard(uuid='moves', name='AMD Instinct MI300X', pci_bus_id='0000:c1:00.0', "
-        "memory_bytes=206141652992, memory_used_bytes=314572800, power_limit_w=750.0, processes=(4711,))",
-        "AmdBoard(uuid='stands', name=None, pci_bus_id='0000:c2:00.0', memory_bytes=None, "
-        "memory_used_bytes=None, power_limit_w=None, processes=())",
-    ]
+    assert (
+        "Board(uuid='GPU-000000000000a1b2', name='AMD Instinct MI300X', pci_bus_id='0000:c1:00.0', "
+        "memory_bytes=206141652992, power_limit_w=750.0)"
+    ) in run.stdout
+    assert "AMD SMI: GPU 1 does not answer as expected" in run.stdout
+
+
+def test_a_leased_amd_board_is_measured(rocm: Path) -> None:
+    assert open_amd(rocm, "GPU-000000000000a1b2")[0] == "gpu:GPU-000000000000a1b2 15.3 1.53"
 
 
 def test_amd_energy_is_the_count_times_its_resolution(rocm: Path) -> None:

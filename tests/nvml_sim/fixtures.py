@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from .build import build_library
-from .world import WORLD_VARIABLE, World
+from .world import World
 
 __all__ = ["Give", "nvml_attach", "nvml_children", "nvml_library"]
 
@@ -63,7 +63,9 @@ def nvml_attach(
         drain()
         # dlopen by name finds an already loaded library with this SONAME.
         ctypes.CDLL(str(nvml_library))
-        monkeypatch.setenv(WORLD_VARIABLE, str(world.path))
+        # The inventory is read by a process of its own.
+        for name, value in world.environment(nvml_library.parent).items():
+            monkeypatch.setenv(name, value)
         pynvml.nvmlInit()
         if not hasattr(pynvml.nvmlLib, "nvml_sim_version"):
             raise RuntimeError("another libnvidia-ml.so.1 was loaded first; use a subprocess instead")

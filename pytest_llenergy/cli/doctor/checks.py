@@ -29,20 +29,22 @@ from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices.allocation import list_leasable
-from pytest_llenergy.devices.amd import list_boards
+from pytest_llenergy.devices.board_settings import describe_left_changes
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.environment import installed_version
-from pytest_llenergy.devices.inventory import Inventory, read_answering
+from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import describe_leases
-from pytest_llenergy.devices.mig import NO_INSTANCES
-from pytest_llenergy.devices.noted_changes import describe_left_changes
-from pytest_llenergy.devices.nvml import Session
+from pytest_llenergy.devices.nvml import Session, read_used_bytes
 from pytest_llenergy.devices.occupancy import describe_process, inspect_board
 from pytest_llenergy.devices.request import format_memory
-from pytest_llenergy.devices.subprocess_query import PROGRAM
-from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
-from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, parse_visible_devices
+from pytest_llenergy.devices.timeouts import KILL_TIMEOUT_S, QUERY_TIMEOUT_S
+from pytest_llenergy.devices.visibility import (
+    VISIBLE_DEVICES,
+    describe_settings,
+    is_amd,
+    parse_visible_devices,
+)
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterFacts, MeterRegistry, list_meters, open_meters
 from pytest_llenergy.energy.running_total import RunningTotal
@@ -50,6 +52,7 @@ from pytest_llenergy.energy.sampler import Sampler
 from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.energy.trace import NEIGHBOURS
 from pytest_llenergy.errors import DeviceError, LLEnergyError, MeterError
+from pytest_llenergy.lifetime import module_command
 
 if TYPE_CHECKING:
     from pytest_llenergy.hosts.base import Cluster, HostOffer
@@ -60,9 +63,6 @@ NVIDIA, AMD, DISPLAY = 0x10DE, 0x1002, 0x03
 
 #: Time of a trial measurement, of all meters, and of an import from a cold network disk (seconds).
 TRIAL_S, METERS_TIMEOUT_S, IMPORT_TIMEOUT_S = 0.5, 60.0, 120.0
-
-#: Time of a process to end after it was killed, which a hanging driver may prevent (seconds).
-KILL_TIMEOUT_S = 1.0
 
 #: How long to wait for a host that others use, and for a host to list its meters (seconds).
 BUSY_TIMEOUT_S = 5.0
@@ -109,8 +109,7 @@ def check_machine(*, steps: bool) -> Iterator[Line]:
 
 def _run_check(name: str, *arguments: str, timeout_s: float, remedy: str) -> Iterator[Line]:
     """Run a check in a process of its own, and yield what it found before it ended, died or hung."""
-    root = str(Path(pytest_llenergy.__file__).parents[1])
-    command = [sys.executable, "-u", "-c", PROGRAM, root, __name__, str(timeout_s), name, *arguments]
+    command = module_command(__name__, str(timeout_s), name, *arguments)
     # In a session of its own, it can be killed with whatever it has started.
     process = subprocess.Popen(
         command,
@@ -139,35 +138,34 @@ def _run_check(name: str, *arguments: str, timeout_s: float, remedy: str) -> Ite
 
 
 def _check_gpus() -> Iterator[Line]:
-    found = read_answering()
+    found = find_gpus()
     if found.driver is not None:
         yield Line("driver", found.driver)
     yield from _list_gpus(found)
-    for reason in (*found.lost.values(), *found.errors):
-        yield Line("wrong", reason)
-    if not (found.boards or found.lost or found.errors):
+    yield from (Line("wrong", reason) for reason in found.faults)
+    if not (found.boards or found.faults):
         yield _explain_no_gpus(found)
     yield from _list_visible(found)
     where = ", ".join(list_display_devices(AMD))
-    if where:
-        yield Line("note", f"AMD graphics at {where}: --energy-meter=amd measures it, no test leases it")
-        try:
-            for amd in list_boards():
-                facts = f"{format_memory(amd.memory_bytes)}, {_format_limit(amd.power_limit_w)}"
-                yield Line("amd", f"{amd.name or 'GPU'} {amd.uuid}, {facts}")
-        except DeviceError as error:
-            yield Line("note", f"AMD SMI: {error}")
+    if where and not any(map(is_amd, found.uuids)):
+        advice = "pip install 'pytest-llenergy[amd]', to lease and measure it"
+        yield Line("note", f"AMD graphics at {where}, but AMD SMI shows none; {advice}")
 
 
 def _list_gpus(found: Inventory) -> Iterator[Line]:
-    if not found.boards:
+    for board in (each for each in found.boards if is_amd(each.uuid)):
+        facts = f"{format_memory(board.memory_bytes)}, {_format_limit(board.power_limit_w)}"
+        yield Line(f"gpu {found.index(board.uuid)}", f"{board.name} {board.uuid}, {facts}")
+    nvidia = [board for board in found.boards if not is_amd(board.uuid)]
+    if not nvidia:
         return
     session = Session()
     with closing(session):
-        for board in found.boards:
-            use = inspect_board(session, session.open_board(board.uuid))
+        for board in nvidia:
+            opened = session.open_board(board.uuid)
+            use, used_bytes = inspect_board(session, opened), read_used_bytes(session.module, opened.device)
             parts, divided = found.board_instances(board.uuid), board.uuid in found.mig_enabled
-            used, total = format_memory(found.used_bytes.get(board.uuid)), format_memory(board.memory_bytes)
+            used, total = format_memory(used_bytes), format_memory(board.memory_bytes)
             facts = f"{used} of {total} in use, {_format_limit(board.power_limit_w)}"
             gpu = f"gpu {found.index(board.uuid)}"
             yield Line(gpu, f"{board.name} {board.uuid}, PCI {board.pci_bus_id}, {facts}")
@@ -208,8 +206,7 @@ def list_display_devices(vendor: int, root: Path = Path("/sys/bus/pci/devices"))
 
 
 def _list_visible(found: Inventory) -> Iterator[Line]:
-    value = os.environ.get(VISIBLE_DEVICES)
-    shown = f"{VISIBLE_DEVICES} {'is not set' if value is None else f'is {value!r}'}"
+    shown = describe_settings(os.environ, found) or f"{VISIBLE_DEVICES} is not set"
     if not found.boards:
         yield Line("visible", f"{shown}: no GPU")
         return
@@ -222,7 +219,7 @@ def _list_visible(found: Inventory) -> Iterator[Line]:
     yield Line("visible", f"{shown}: {', '.join(leasable.uuids) or 'no GPU'}{reason}")
     if visible.reason is not None:
         # An empty list hides all GPUs on purpose and has no reason; a name that matches nothing is an error.
-        yield Line("wrong", f"{VISIBLE_DEVICES}={value!r}: {visible.reason}; the UUIDs are above")
+        yield Line("wrong", f"{shown}: {visible.reason}; the UUIDs are above")
 
 
 def _check_leases() -> Iterator[Line]:
@@ -237,7 +234,7 @@ def _check_leases() -> Iterator[Line]:
 def _check_meters(trial: str = "") -> Iterator[Line]:
     # The CPU comes first: a driver that hangs then hides the meters of its GPUs only.
     yield from _list_meters(Targets(), trial)
-    for uuid in read_answering().uuids:
+    for uuid in find_gpus().uuids:
         yield from _list_meters(Targets((uuid,)), trial)
 
 
@@ -296,7 +293,7 @@ def _versions(spec: BackendSpec) -> str:
 
 def _try_torch() -> Iterator[Line]:
     """Initialise CUDA in torch, if a GPU is visible. This allocates nothing there, so it needs no lease."""
-    if not list_leasable(read_answering(), None, os.environ).uuids:
+    if not list_leasable(find_gpus(), None, os.environ).uuids:
         return
     import torch
 

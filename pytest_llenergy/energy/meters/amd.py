@@ -9,13 +9,15 @@ so a board whose counter does not move is not measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pytest_llenergy import real_time
-from pytest_llenergy.devices.amd import import_amdsmi, one_line
+from pytest_llenergy.devices.probe import ProbeError, import_amdsmi, one_line, read_amd_uuid
+from pytest_llenergy.devices.visibility import is_amd
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 from pytest_llenergy.energy.timeouts import AMD_POLL_S, AMD_STILL_S
-from pytest_llenergy.errors import DeviceError, MeterError
+from pytest_llenergy.errors import MeterError
 from pytest_llenergy.record.record import Flag
 
 MICRO = 1e-6
@@ -32,7 +34,7 @@ class Library:
         """
         try:
             self._smi = import_amdsmi()
-        except DeviceError as error:
+        except ProbeError as error:
             raise MeterError(f"amd: {error}") from None
         self._users = 0
         try:
@@ -40,17 +42,22 @@ class Library:
         except self._smi.AmdSmiException as error:
             raise MeterError(f"amd: {one_line(error)}") from None
 
-    def boards(self) -> dict[str, Any]:
-        """Return handles by UUID.
+    def boards(self, wanted: Sequence[str]) -> dict[str, Any]:
+        """Return handles by UUID: that of ROCm if the wanted boards are named so, else that of AMD SMI.
 
         Raises:
             MeterError: If AMD SMI fails.
         """
+        smi, found = self._smi, {}
         try:
-            return {
-                str(self._smi.amdsmi_get_gpu_device_uuid(handle)): handle
-                for handle in self._smi.amdsmi_get_processor_handles()
-            }
+            handles = smi.amdsmi_get_processor_handles()
+            if not any(map(is_amd, wanted)):
+                return {str(smi.amdsmi_get_gpu_device_uuid(handle)): handle for handle in handles}
+            for handle in handles:
+                # One without a serial number was not leased.
+                with suppress(smi.AmdSmiException, ValueError):
+                    found[read_amd_uuid(smi, handle)] = handle
+            return found
         except self._smi.AmdSmiException as error:
             raise MeterError(f"amd: {one_line(error)}") from None
 
@@ -132,7 +139,7 @@ def open_amd(targets: Targets, pause: Callable[[float], None] = real_time.sleep)
 
 
 def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None]) -> list[AmdMeter]:
-    boards = library.boards()
+    boards = library.boards(wanted)
     missing = [uuid for uuid in wanted if uuid not in boards]
     if missing:
         present = ", ".join(boards) or "none"
