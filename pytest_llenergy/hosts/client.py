@@ -24,7 +24,7 @@ from pytest_llenergy.hosts.host_facts import (
     describe,
     refuse_differences,
 )
-from pytest_llenergy.hosts.wire import Control, Hello, Listener, WireCall, WireReply
+from pytest_llenergy.hosts.wire import Control, Hello, Listener, WireCall, WireReply, shut_down
 
 #: Exchanges of clock readings when a gang starts, and in each gap between rounds.
 FIRST_EXCHANGES, LATER_EXCHANGES = 32, 8
@@ -80,7 +80,6 @@ class AgentClient:
         facts: What the agent reported about its host; set by ``accept_agents``.
         unlike_pytest: Settings of the agent's process that differ from pytest's and could not be undone.
         clock: The clock of the host against pytest's.
-        sentinel: A descriptor that becomes readable when the host is lost.
     """
 
     facts: HostFacts
@@ -91,8 +90,10 @@ class AgentClient:
         self.slot = slot
         self.unlike_pytest: list[str] = []
         self.clock = ClockLine()
-        self.sentinel, self._signal_lost = os.pipe()
         self._lost: str | None = None
+        self._closed = False
+        #: Of ranks that may live.
+        self._ranks: list[Connection] = []
         self._lock = threading.Lock()
         self._exchange_lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -143,11 +144,18 @@ class AgentClient:
     def accept_rank(self, group: str, rank: int, timeout_s: float) -> Connection:
         """Return the connection of a rank, which a service of the agent has opened or will open.
 
+        It ends when the host is lost.
+
         Raises:
             WorkerError: It does not come in time, the host is lost, or this process has too many open files.
         """
         allow_open_files(SPARE_FILES)
-        return self._listener.accept(Hello("rank", self.slot, group, rank), timeout_s, lambda: self._lost)
+        found = self._listener.accept(Hello("rank", self.slot, group, rank), timeout_s, lambda: self._lost)
+        with self._lock:
+            self._ranks = [*(each for each in self._ranks if not each.closed), found]
+            if self._lost is not None:
+                shut_down(found)
+        return found
 
     def exchange(self, count: int = LATER_EXCHANGES) -> Offset:
         """Read both clocks ``count`` times, add the readings to ``clock``, and return the offset.
@@ -185,15 +193,13 @@ class AgentClient:
 
     def close(self) -> None:
         """End the agent, with everything that it runs."""
-        if self.sentinel < 0:
+        if self._closed:
             return
+        self._closed = True
         self._lose("its agent was ended")
         self._control.shut_down()
         self._thread.join()
         self._control.close()
-        for each in (self.sentinel, self._signal_lost):
-            os.close(each)
-        self.sentinel = -1
 
     def _receive(self) -> None:
         try:
@@ -215,8 +221,8 @@ class AgentClient:
             self._lost = f"{self.name}: {reason}"
             left = list(self._pending.values())
             self._pending.clear()
-            # Not later: another thread may close the descriptor once the host is lost.
-            os.write(self._signal_lost, b"1")
+            for connection in self._ranks:
+                shut_down(connection)
         for each in left:
             each.answers.put(self._lost)
 

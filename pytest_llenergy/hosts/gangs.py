@@ -31,7 +31,6 @@ from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.ranks.timeouts import SLOW_LOAD_S
 from pytest_llenergy.record.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.scratch import ScratchDirectory
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
 WAIT_S = 3.0
@@ -157,7 +156,6 @@ class GangKeeper:
         self._pool = pool
         self._options = options
         self._keeps = keeps
-        self._scratch = ScratchDirectory()
         self._held: _Held | None = None
         #: Why hosts that were lost are not used again, by name.
         self._lost: dict[str, str] = {}
@@ -242,7 +240,6 @@ class GangKeeper:
             self._stop_timer()
             self._give_back()
             self._cluster.close()
-            self._scratch.remove()
 
     def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
         options = self._options
@@ -255,10 +252,8 @@ class GangKeeper:
             if time.monotonic() - begin_s >= SLOW_LOAD_S:
                 self._failed[shape] = str(error)
             raise
-        hosts = {
-            client.name: RemoteHost(client, self._scratch.path, options.start_method, options.rank_logs)
-            for client in gang.hosts
-        }
+        method, logs = options.start_method, options.rank_logs
+        hosts = {client.name: RemoteHost(client, method, logs) for client in gang.hosts}
         return _Held(shape, gang, hosts)
 
     def _lease_devices(

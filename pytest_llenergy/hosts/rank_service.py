@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -33,11 +34,11 @@ from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S
 from pytest_llenergy.devices.visibility import OVERRIDE
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts.agent import AgentContext
-from pytest_llenergy.hosts.rank_stream import StreamChannel, relay
+from pytest_llenergy.hosts.meeting import Offer, find_routes, listen
+from pytest_llenergy.hosts.rank_stream import relay
 from pytest_llenergy.hosts.wire import Hello
 from pytest_llenergy.ranks.host import RankLog
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.meeting import Offer
 from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.record.record import BoardSettings, Flag
 
@@ -82,6 +83,8 @@ class RankService:
         self._context = context
         self._host: LocalHost | None = None
         self._logs: dict[str, dict[int, RankLog]] = {}
+        #: Listens for the other hosts of a group.
+        self._meetings: dict[str, socket.socket] = {}
         self._holding: Held | None = None
         self._lease_held = Lease(devices=())
         self._settings: AppliedSettings | None = None
@@ -98,10 +101,9 @@ class RankService:
             "keeps_boards": lambda: self._settings is not None and not self._settings.is_lost(),
             "restore_boards": self._restore_boards,
             "prepare": self._prepare,
-            "rendezvous_url": lambda group: self._local.rendezvous_url(group),
-            "master_address": lambda group: list(self._local.master_address(group)),
-            "offer_meeting": lambda group: msgspec.to_builtins(self._local.offer_meeting(group)),
-            "find_routes": lambda offer: self._local.find_routes(msgspec.convert(offer, Offer)),
+            "meet_here": lambda **arguments: list(self._local.meet_here(**arguments)),
+            "offer_meeting": self._offer_meeting,
+            "find_routes": lambda offer: find_routes(msgspec.convert(offer, Offer)),
             "start": self._start,
             "exit_code": lambda group, pid: self._local.exit_code(group, pid),
             "tail": lambda group, rank: self._logs[group][rank].tail(),
@@ -226,15 +228,17 @@ class RankService:
             started = self._local.start(group, rank, variables, boot, lease, python)
         self._logs.setdefault(group, {})[rank] = started.log
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
-        # Each relay has a directory of its own, since several ranks may get one request at the same time.
-        directory = started.channel.directory / f"stream{rank}"
-        directory.mkdir()
-        far = StreamChannel(connection, directory)
-        arguments = (started.channel, far, self._local.sentinels(group), started.log.mark)
+        arguments = (started.connection, connection, started.log.mark)
         threading.Thread(target=relay, args=arguments, name=f"rank{rank}", daemon=True).start()
         return [started.pid, started.forked]
 
+    def _offer_meeting(self, group: str) -> Any:
+        self._meetings[group], offer = listen()
+        return msgspec.to_builtins(offer)
+
     def _kill(self, group: str) -> list[int]:
+        if (meeting := self._meetings.pop(group, None)) is not None:
+            meeting.close()
         self._logs.pop(group, None)
         return [] if self._host is None else self._host.kill(group)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,12 +17,12 @@ import msgspec
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts.client import AgentClient
+from pytest_llenergy.hosts.meeting import Offer, arrange_meetings
 from pytest_llenergy.hosts.rank_service import LeaseAnswer
-from pytest_llenergy.hosts.rank_stream import StreamChannel
 from pytest_llenergy.hosts.timeouts import AUTHENTICATION_TIMEOUT_S
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.host import StartedRank
-from pytest_llenergy.ranks.meeting import Offer
+from pytest_llenergy.ranks.plan import ProcessPlan
 from pytest_llenergy.ranks.start_method import StartMethod
 
 #: Time limit for an answer about ranks. The agent may have to wait for its supervisor.
@@ -52,22 +51,14 @@ class RemoteHost:
 
     Args:
         client: Its agent.
-        directory: Where large messages of ranks are received.
         start_method: How ranks start.
         logs: Directory on that host which keeps the output of the ranks, below the name of the host: several
             hosts may share it.
     """
 
-    def __init__(
-        self,
-        client: AgentClient,
-        directory: Path,
-        start_method: StartMethod,
-        logs: Path | None = None,
-    ) -> None:
+    def __init__(self, client: AgentClient, start_method: StartMethod, logs: Path | None = None) -> None:
         self._client = client
         self.name = client.name
-        self._directory = directory
         self._start_method = start_method
         self._logs = None if logs is None else logs / client.name
         self._groups: set[str] = set()
@@ -163,21 +154,26 @@ class RemoteHost:
             sys_path=[path or _current_directory() for path in sys.path if isinstance(path, str)],
         )
 
-    def rendezvous_url(self, group: str) -> str:
+    def meet(
+        self,
+        group: str,
+        plan: ProcessPlan,
+        hosts: Mapping[str, RemoteHost],
+        environment: Mapping[str, str],
+    ) -> tuple[str, dict[str, dict[str, str]]]:
         """See ``Host``."""
-        return str(self.call("rendezvous_url", group=group))
-
-    def master_address(self, group: str) -> tuple[str, int]:
-        """See ``Host``."""
-        address, port = self.call("master_address", group=group)
-        return address, port
+        if len(hosts) > 1:
+            return arrange_meetings(group, plan.nodes, hosts, environment)
+        count, joined = len(plan.ranks), plan.process_group
+        url, master = self.call("meet_here", group=group, ranks=count, process_group=joined)
+        return url, {self.name: master}
 
     def offer_meeting(self, group: str) -> Offer:
-        """See ``Host``."""
+        """See ``MeetingHost``."""
         return msgspec.convert(self.call("offer_meeting", group=group), Offer)
 
     def find_routes(self, offer: Offer) -> dict[str, str]:
-        """See ``Host``."""
+        """See ``MeetingHost``."""
         return dict(self.call("find_routes", offer=msgspec.to_builtins(offer)))
 
     def start(
@@ -198,15 +194,7 @@ class RemoteHost:
         )
         # The agent has opened it already.
         connection = self._client.accept_rank(group, rank, AUTHENTICATION_TIMEOUT_S)
-        # All hosts of a group share it.
-        directory = self._directory / group
-        directory.mkdir(exist_ok=True)
-        channel = StreamChannel(connection, directory, self._client.sentinel)
-        return StartedRank(pid, forked, channel, RemoteLog(self, group, rank))
-
-    def sentinels(self, _group: str) -> list[int]:
-        """See ``Host``. The agent closes the connections of ranks that have lost their supervisor."""
-        return [self._client.sentinel] if self._client.sentinel >= 0 else []
+        return StartedRank(pid, forked, connection, RemoteLog(self, group, rank))
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
@@ -220,7 +208,6 @@ class RemoteHost:
     def kill(self, group: str) -> list[int]:
         """See ``Host``. A lost host kills its ranks itself."""
         self._groups.discard(group)
-        shutil.rmtree(self._directory / group, ignore_errors=True)
         pids: list[int] = self.call("kill", group=group)
         return pids
 

@@ -26,3 +26,6 @@ METER_ANSWER_TIMEOUT_S = 30.0
 #: Time limit for an agent to close its services. After it the guard of the agent kills what is left, except
 #: for a process that puts back the settings of boards.
 AGENT_CLOSE_TIMEOUT_S = 0.7
+#: Time limit for a connection to an address of another host, which a firewall may drop, and for further ones
+#: once one address has answered.
+ROUTE_TIMEOUT_S, OTHER_ROUTES_TIMEOUT_S = 5.0, 0.2

@@ -13,7 +13,6 @@ import os
 import queue
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -26,7 +25,8 @@ import msgspec
 
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts import timeouts
-from pytest_llenergy.ranks.meeting import list_own_addresses
+from pytest_llenergy.hosts.meeting import list_own_addresses
+from pytest_llenergy.ranks.transport import set_time_limit
 from pytest_llenergy.record.environment import is_same_boot, read_boot_id
 
 #: Largest hello and control message (bytes). Data of ranks has connections of its own.
@@ -339,14 +339,6 @@ def _make_connection(opened: socket.socket) -> Connection:
     connection = Connection(opened.detach())
     _closed_in_forks.add(connection)
     return connection
-
-
-def set_time_limit(connection: Connection, seconds: float) -> None:
-    """Let each read and write of a connection fail after so many seconds; 0 for no limit."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-    with as_socket(connection) as borrowed:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            borrowed.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 class Control:

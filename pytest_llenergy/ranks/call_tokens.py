@@ -37,11 +37,13 @@ class TokensPerCall(NamedTuple):
         """
         numbers = {}
         for name, value in self.given().items():
-            if _leaves_open(function, args, kwargs, name):
-                raise LLEnergyError(
-                    f"energy: {name} is the tokens of a call, but {_name(function)} has a parameter {name} "
-                    f"too; bind that one first: functools.partial({_name(function)}, {name}=...)"
-                )
+            with suppress(TypeError, ValueError):
+                call = functools.partial(function, *args, **kwargs)
+                if name not in call.keywords and name in inspect.signature(call).parameters:
+                    raise LLEnergyError(
+                        f"energy: {name} is the tokens of a call, but {_name(function)} has a parameter "
+                        f"{name} too; bind that one first: functools.partial({_name(function)}, {name}=...)"
+                    )
             numbers[name] = value if callable(value) else _whole(value)
             if numbers[name] is None:
                 raise LLEnergyError(
@@ -107,17 +109,8 @@ def _whole(value: Any) -> int | None:
     return None
 
 
-def _leaves_open(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> bool:
-    """Return whether a function has a parameter of a name, which a call with these arguments leaves open."""
-    with suppress(TypeError, ValueError):
-        call = functools.partial(function, *args, **kwargs)
-        return name not in call.keywords and name in inspect.signature(call).parameters
-    return False
-
-
 def _name(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
-    return (
-        function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
-    )
+    named = getattr(function, "__qualname__", type(function).__name__)
+    return function if isinstance(function, str) else str(named)

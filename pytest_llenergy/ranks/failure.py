@@ -7,13 +7,12 @@ import re
 import signal
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from pytest_llenergy import errors
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.host import Host
 from pytest_llenergy.ranks.plan import LOCALHOST, RankPlan
 
@@ -33,7 +32,7 @@ Outputs = Sequence[tuple[RankPlan, list[str]]]
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of one rank: its plan and pid, and its report, or how it died."""
+    """The failure of one rank: its plan and pid, and its report (see ``server``), or how it died."""
 
     plan: RankPlan
     pid: int
@@ -59,50 +58,38 @@ class Failure:
         return lost
 
     @property
-    def first_line(self) -> str:
-        """The first line of its message."""
-        return (str(self.report["message"]).splitlines() or [""])[0]
-
-    @property
     def time_ns(self) -> int:
         """When it failed, in monotonic nanoseconds."""
         return int(self.report.get("time_ns", 0))
 
 
 class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
-    """pytest's skip, xfail or fail was raised in a rank; the fixtures raise it again in the test."""
+    """pytest's skip, xfail or fail was raised in a rank; the fixtures raise it again in the test.
+
+    ``exit_code`` is the ``returncode`` of ``pytest.exit``, if it was given one.
+    """
 
     def __init__(self, outcome: str, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
         self.outcome = outcome
         self.reason = reason
-        #: The ``returncode`` of ``pytest.exit``, if it was given one.
         self.exit_code = exit_code
 
 
 def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
-    """Return the report of a rank that ended without an answer.
-
-    Args:
-        host: Host of the rank.
-        group: Name of its group.
-        pid: Its process id.
-    """
+    """Return the report of the rank with this pid, which ended without an answer."""
     now_ns = time.monotonic_ns()
-    deadline = time.monotonic() + timeouts.EXIT_CODE_TIMEOUT_S
     try:
-        while (code := host.exit_code(group, pid)) is None and time.monotonic() < deadline:
-            # Polled, since the supervisor only answers requests; nothing is measured any more.
-            time.sleep(timeouts.EXIT_CODE_POLL_S)
+        code = host.exit_code(group, pid)
     except WorkerError as error:
         return {"time_ns": now_ns, "message": host.lost or str(error), "host_lost": host.lost}
+    message = f"ended with exit code {code} and no result"
     if code is None:
-        return {"time_ns": now_ns, "message": "closed its connection"}
-    if code < 0:
+        message = "closed its connection"
+    elif code < 0:
         name = signal_name(-code)
-        hint = " (out of memory?)" if name == "SIGKILL" else ""
-        return {"time_ns": now_ns, "message": f"was killed by {name}{hint}"}
-    return {"time_ns": now_ns, "message": f"ended with exit code {code} and no result"}
+        message = f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+    return {"time_ns": now_ns, "message": message}
 
 
 def signal_name(number: int) -> str:
@@ -113,21 +100,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _name_rank(plan: RankPlan, world_size: int) -> str:
-    """Return the number of a rank, and its host if that is not pytest's."""
-    host = "" if plan.host == LOCALHOST else f" on {plan.host}"
-    return f"rank {plan.rank} of {world_size}{host}"
-
-
 def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
-    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads.
-
-    Args:
-        silent: Plans of the ranks that did not answer.
-        world_size: Number of ranks.
-        timeout_s: Time limit that was exceeded (seconds).
-        outputs: Recent output of all ranks, with the stacks of their threads.
-    """
+    """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads."""
     names = ", ".join(f"{_name_rank(plan, world_size)} ({plan.device})" for plan in silent)
     raise WorkerError(
         f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
@@ -141,12 +115,7 @@ def raise_first_cause(
 
     A rank in a collective often reports a lost peer before the end of that peer is detected, so such echoes
     come last. Errors precede outcomes of pytest: if one rank skips and another fails, the test has failed.
-
-    Args:
-        failures: All failures, at least one.
-        world_size: Number of ranks.
-        outputs: Recent output of all ranks.
-        silent: Ranks that had not answered when the group was ended.
+    ``silent`` ranks had not answered when the group was ended.
 
     Raises:
         OutcomeInRank: The first cause is a skip, an xfail or the end of the run.
@@ -155,11 +124,17 @@ def raise_first_cause(
     """
     first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
     report = first.report
-    if report.get("outcome") and report["outcome"] != "Failed":
-        reason = f"{report['reason']}{_describe_silent(silent)}"
-        raise OutcomeInRank(report["outcome"], reason, report.get("exit_code"))
+    if first.is_outcome:
+        # The silent ones might have failed.
+        working = f" ({_ranks(plan.rank for plan in silent)} still at work, and ended)" if silent else ""
+        raise OutcomeInRank(report["outcome"], f"{report['reason']}{working}", report.get("exit_code"))
     if first.host_lost is not None:
-        raise _lost_host_error(failures, first, world_size, outputs)
+        # One error for all ranks of the host.
+        there = [each for each in failures if each.host_lost == first.host_lost]
+        others = _describe_others([each for each in failures if each not in there], first)
+        ranks = _ranks(sorted(each.plan.rank for each in there))
+        message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
+        raise WorkerError(message, others, sections=_sections(outputs))
     where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
     if own_class is not None and not issubclass(own_class, WorkerError):
@@ -176,40 +151,30 @@ def raise_first_cause(
     raise WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
 
 
-def _lost_host_error(
-    failures: Sequence[Failure], first: Failure, world_size: int, outputs: Outputs
-) -> WorkerError:
-    """Return one error for all ranks of a host that is lost."""
-    there = [each for each in failures if each.host_lost == first.host_lost]
-    numbers = sorted(each.plan.rank for each in there)
-    ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
-    others = _describe_others([each for each in failures if each not in there], first)
-    message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
-    return WorkerError(message, others, sections=_sections(outputs))
+def _name_rank(plan: RankPlan, world_size: int) -> str:
+    """Return the number of a rank, and its host if that is not pytest's."""
+    host = "" if plan.host == LOCALHOST else f" on {plan.host}"
+    return f"rank {plan.rank} of {world_size}{host}"
 
 
-def _describe_silent(silent: Sequence[RankPlan]) -> str:
-    """Return a suffix for the reason of a skip that names unfinished ranks, which might have failed."""
-    if not silent:
-        return ""
-    ranks = ", ".join(str(plan.rank) for plan in silent)
-    return f" ({'rank' if len(silent) == 1 else 'ranks'} {ranks} still at work, and ended)"
+def _ranks(numbers: Iterable[int]) -> str:
+    names = [str(each) for each in numbers]
+    return f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names)}"
 
 
 def _describe_others(failures: Sequence[Failure], first: Failure) -> str:
     """Return one line about all other failures. Ranks that only lost a peer share one message."""
-    alike: dict[tuple[str, str], list[Failure]] = {}
+    alike: dict[tuple[str, str], tuple[str, list[int]]] = {}
     for each in sorted(failures, key=lambda failure: failure.time_ns):
         if each is not first:
             when = "later" if each.time_ns >= first.time_ns else "earlier"
-            alike.setdefault((when, "a lost peer" if each.is_echo else each.first_line), []).append(each)
-    return "; ".join(_describe_alike(when, group) for (when, _), group in alike.items())
-
-
-def _describe_alike(when: str, alike: Sequence[Failure]) -> str:
-    ranks = ", ".join(str(each.plan.rank) for each in alike)
-    shown = textwrap.shorten(alike[0].first_line, OTHERS_CHARACTERS, placeholder=" …")
-    return f"{'rank' if len(alike) == 1 else 'ranks'} {ranks} {when}: {shown}"
+            line = (str(each.report["message"]).splitlines() or [""])[0]
+            key = when, "a lost peer" if each.is_echo else line
+            alike.setdefault(key, (line, []))[1].append(each.plan.rank)
+    return "; ".join(
+        f"{_ranks(numbers)} {when}: {textwrap.shorten(line, OTHERS_CHARACTERS, placeholder=' …')}"
+        for (when, _), (line, numbers) in alike.items()
+    )
 
 
 def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:

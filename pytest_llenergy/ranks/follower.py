@@ -8,11 +8,11 @@ pytest, and ends if one of them does: the first rank might wait for it for minut
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from multiprocessing.connection import wait
 from typing import NoReturn
 
 from pytest_llenergy.backends.base import BackendWorker
@@ -31,47 +31,39 @@ class FollowerJob:
 
 
 class WorkerWatch:
-    """Ends this process as soon as one of its backend's processes ends, until ``stop``.
-
-    Args:
-        workers: The processes.
-    """
+    """Ends this process as soon as one of the processes of its backend ends, until ``stop``."""
 
     def __init__(self, workers: Sequence[BackendWorker]) -> None:
-        self._poll = select.poll()
-        self._pids: dict[int, int] = {}
-        for pid in {worker.pid for worker in workers} - {0, os.getpid()}:
-            try:
-                self._pids[os.pidfd_open(pid)] = pid
-            except ProcessLookupError:
-                _end_rank([pid])
-            except (OSError, AttributeError):
-                # Without pidfds the time limit of the test has to do.
-                continue
         self._stopped, self._stop = os.pipe()
-        for descriptor in (self._stopped, *self._pids):
-            self._poll.register(descriptor, select.POLLIN)
-        self._thread = threading.Thread(
-            target=self._run, daemon=True, name="watch of the backend's processes"
-        )
+        pids = {worker.pid for worker in workers} - {0, os.getpid()}
+        self._thread = threading.Thread(target=self._run, args=(pids,), daemon=True, name="worker watch")
         self._thread.start()
 
     def stop(self) -> None:
         """Let the processes end from now on."""
         os.close(self._stop)
         self._thread.join()
-        for descriptor in (self._stopped, *self._pids):
+        os.close(self._stopped)
+
+    def _run(self, pids: Iterable[int]) -> None:
+        watched: dict[int, int] = {}
+        for pid in pids:
+            try:
+                watched[os.pidfd_open(pid)] = pid
+            except ProcessLookupError:
+                _end_rank(pid)
+            except (OSError, AttributeError):
+                # Without pidfds the time limit of the test has to do.
+                continue
+        ended = wait([self._stopped, *watched])
+        if self._stopped not in ended:
+            _end_rank(next(pid for each, pid in watched.items() if each in ended))
+        for descriptor in watched:
             os.close(descriptor)
 
-    def _run(self) -> None:
-        readable = {descriptor for descriptor, _ in self._poll.poll()}
-        if self._stopped not in readable:
-            _end_rank([pid for descriptor, pid in self._pids.items() if descriptor in readable])
 
-
-def _end_rank(ended: Sequence[int]) -> NoReturn:
-    pids = ", ".join(map(str, ended))
+def _end_rank(pid: int) -> NoReturn:
     with suppress(Exception):
-        sys.stdout.write(f"a process of the backend has ended (pid {pids}), and this rank with it\n")
+        sys.stdout.write(f"a process of the backend has ended (pid {pid}), and this rank with it\n")
         sys.stdout.flush()
     os._exit(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from pytest_llenergy.ranks.meeting import Offer, Routes
-from pytest_llenergy.ranks.transport import Channel
+from pytest_llenergy.ranks.plan import ProcessPlan
 
 
 class RankLog(Protocol):
@@ -30,7 +30,7 @@ class StartedRank:
 
     pid: int
     forked: bool
-    channel: Channel
+    connection: Connection
     log: RankLog
 
 
@@ -53,38 +53,15 @@ class Host(Protocol):
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
-        """Prepare for a group whose ranks share this environment and these preloaded modules.
+        """Prepare for a group whose ranks share these variables, among others, and preloaded modules."""
 
-        Args:
-            group: Name of the group.
-            environment: Variables that all its ranks share, and others.
-            preload: Modules that are imported once for all ranks.
-            timeout_s: Time limit for the imports (seconds).
+    def meet(
+        self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[str, dict[str, dict[str, str]]]:
+        """Return the ``init_method`` of the ranks' process group, and variables about it by host.
+
+        Called for the host of rank 0; ``hosts`` are all of the plan, ``environment`` is what ranks inherit.
         """
-
-    def sentinels(self, group: str) -> list[int]:
-        """Return descriptors that become readable when a process that watches over a group has ended.
-
-        The ranks of the group end with it.
-        """
-
-    def rendezvous_url(self, group: str) -> str:
-        """Return where the ranks of a group meet if all are on this host.
-
-        It is the ``init_method`` of ``torch.distributed.init_process_group``.
-        """
-
-    def master_address(self, group: str) -> tuple[str, int]:
-        """Return an address of this host that its own ranks can reach, and a free port of it.
-
-        Libraries need them as ``MASTER_ADDR`` and ``MASTER_PORT``.
-        """
-
-    def offer_meeting(self, group: str) -> Offer:
-        """Listen for other hosts until a rank of the group starts. Called for the host of rank 0."""
-
-    def find_routes(self, offer: Offer) -> Routes:
-        """Return which of the addresses this host reaches, and through which own interface."""
 
     def start(
         self,
@@ -95,10 +72,10 @@ class Host(Protocol):
         descriptors: Sequence[int] = (),
         python: str | None = None,
     ) -> StartedRank:
-        """Start a rank in exactly this environment.
+        """Start a rank of a prepared group in exactly this environment.
 
         Args:
-            group: The group that the rank belongs to, which was prepared before.
+            group: The group.
             rank: Its number.
             environment: All of its environment variables.
             boot: Its first message (see ``rank.main``), to which the host adds what differs between hosts.
@@ -107,14 +84,10 @@ class Host(Protocol):
         """
 
     def exit_code(self, group: str, pid: int) -> int | None:
-        """Return the exit code of a rank, negative for a signal, or ``None`` while it runs."""
+        """Wait for the exit code of a rank, negative for a signal; ``None`` if it goes on running."""
 
     def write_stacks(self, group: str) -> Mapping[int, str]:
-        """Let the ranks of a group write the stacks of their threads into their logs.
-
-        Returns:
-            For each rank that has written none, by its number, the reason.
-        """
+        """Let ranks write their stacks into their logs. Returns why others did not, by their number."""
 
     def kill(self, group: str) -> list[int]:
         """Kill a group and all its descendants. Returns the pids that are stuck in the kernel."""

@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.ranks import guard, meeting, proctree, rank_log, timeouts, transport
+from pytest_llenergy.ranks import proctree, rank_log, timeouts, transport
 from pytest_llenergy.ranks.failure import signal_name
+from pytest_llenergy.ranks.guard import PACKAGE_PARENT
 from pytest_llenergy.ranks.host import StartedRank
-from pytest_llenergy.ranks.plan import PER_RANK_VARIABLES
-from pytest_llenergy.ranks.rank_log import LogFile, LoggedRank
+from pytest_llenergy.ranks.meeting import find_loopback_address
+from pytest_llenergy.ranks.plan import PER_RANK_VARIABLES, ProcessPlan
+from pytest_llenergy.ranks.rank_log import LogFile
 from pytest_llenergy.ranks.start_method import StartMethod
-from pytest_llenergy.ranks.transport import Channel
 from pytest_llenergy.scratch import ScratchDirectory
 
 #: What the forks of one supervisor share: modules, environment and search path. ``None`` without forks.
@@ -50,26 +49,18 @@ def end_leftovers(directory: Path) -> None:
 class SupervisorClient:
     """A running supervisor and its guard, as pytest controls them; one request at a time.
 
-    Args:
-        preload: Modules that the supervisor imports.
-        environment: All environment variables of the supervisor.
-        timeout_s: Time limit for its first answer (seconds).
-
-    Raises:
-        WorkerError: The supervisor cannot be started, or cannot import a module.
+    Raises ``WorkerError`` if it cannot be started, or cannot import a module to preload.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         # One thread may kill ranks while another one waits for them.
         self._lock = threading.Lock()
         self.preloads: bool = bool(preload)
-        self._booted = self._broken = self._silent = False
-        #: pidfds of the guard and the supervisor.
-        self.sentinels: list[int] = []
+        self._silent = self._broken = False
         self._scratch = ScratchDirectory(on_stale=end_leftovers)
         self.directory: Path = self._scratch.path
         self._log = self.directory / "supervisor.log"
-        self._socket, theirs = transport.socket_pair()
+        self._connection, theirs = transport.connection_pair()
         # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         lock = self._scratch.descriptor
@@ -79,7 +70,7 @@ class SupervisorClient:
                 # In a separate session: Ctrl-C at the terminal must reach only pytest, which then stops its
                 # ranks.
                 self._popen = subprocess.Popen(
-                    [sys.executable, *flags, "-c", PROGRAM, guard.PACKAGE_PARENT, *arguments],
+                    [sys.executable, *flags, "-c", PROGRAM, PACKAGE_PARENT, *arguments],
                     pass_fds=[theirs.fileno(), lock],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -89,36 +80,30 @@ class SupervisorClient:
                 )
         except BaseException as error:
             # Also on Ctrl-C: nothing else removes the directory.
-            self._socket.close()
+            self._connection.close()
             self._scratch.remove()
             if isinstance(error, OSError):
                 raise WorkerError(f"the supervisor of the ranks cannot be started: {error}") from error
             raise
         try:
-            boot = {
-                "preload": list(preload),
-                "sys_path": [path for path in sys.path if isinstance(path, str)],
-                "flags": flags,
-            }
-            # The pid of the guard until the supervisor has answered.
+            #: The pid of the guard until the supervisor has answered.
             self.pid: int = self._popen.pid
-            self.pid = int(self._request(timeout_s, (), boot))
-            self._watch(self._popen.pid, self.pid)
+            sys_path = [path for path in sys.path if isinstance(path, str)]
+            boot = {"preload": list(preload), "sys_path": sys_path, "flags": flags}
+            self.pid = int(self._request(boot, (), timeout_s))
         except BaseException as error:
             # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
+            silent = self._silent
+            self._silent = silent or not isinstance(error, WorkerError)
             self.close()
-            if isinstance(error, WorkerError) and self._silent and preload:
+            if isinstance(error, WorkerError) and silent and preload:
                 error.args = (f"{error.args[0]}: it imports {', '.join(preload)}",)
             raise
 
-    def request(self, verb: str, descriptors: Sequence[int] = (), **request: Any) -> Any:
-        """Return the answer to a request.
-
-        Raises:
-            WorkerError: If the supervisor refuses or is gone.
-        """
+    def request(self, verb: str, descriptors: Sequence[int] = (), **arguments: Any) -> Any:
+        """Return the answer to a request; raises ``WorkerError`` if the supervisor refuses or is gone."""
         with self._lock:
-            return self._request(timeouts.SUPERVISOR_ANSWER_TIMEOUT_S, descriptors, {"verb": verb, **request})
+            return self._request((verb, arguments), descriptors, timeouts.SUPERVISOR_ANSWER_TIMEOUT_S)
 
     @property
     def alive(self) -> bool:
@@ -127,63 +112,49 @@ class SupervisorClient:
 
     def close(self) -> None:
         """Let the supervisor kill its ranks and end; if it does not, kill it and the ranks."""
-        self._socket.close()
-        while self.sentinels:
-            os.close(self.sentinels.pop())
+        self._connection.close()
         try:
             # Do not wait for a supervisor that is still importing, or that has failed to answer before.
-            listens = self._booted and not self._silent
-            self._popen.wait(timeouts.SUPERVISOR_STOP_TIMEOUT_S if listens else 0.0)
+            self._popen.wait(0.0 if self._silent else timeouts.SUPERVISOR_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             proctree.kill_tree({self._popen.pid})
-            self._popen.kill()
             self._popen.wait()
         if self._popen.returncode != 0:
             end_leftovers(self.directory)
         self._scratch.remove()
 
-    def _watch(self, *pids: int) -> None:
-        for pid in pids:
-            # Without pidfds the connections of the ranks have to do.
-            with suppress(OSError, AttributeError):
-                self.sentinels.append(os.pidfd_open(pid))
-
-    def _request(self, timeout_s: float, descriptors: Sequence[int], request: dict[str, Any]) -> Any:
-        self._socket.settimeout(timeout_s)
+    def _request(self, message: Any, descriptors: Sequence[int], timeout_s: float) -> Any:
         try:
-            transport.send_message(self._socket, request, descriptors)
-            answer, _ = transport.receive_message(self._socket)
-        except TimeoutError:
-            self._broken = self._silent = True
-            why = f"did not answer within {timeout_s:.3g} s"
-            raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}") from None
-        except (EOFError, OSError):
-            self._broken = True
-            raise WorkerError(self._explain_end()) from None
-        except BaseException:
+            transport.send_with_files(self._connection, message, descriptors)
+            if not transport.wait([self._connection], timeout_s):
+                self._silent = True
+                why = f"did not answer within {timeout_s:.3g} s"
+                raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}")
+            state, answer = self._connection.recv()
+        except BaseException as error:
             # After Ctrl-C, for example, the late answer would be mistaken for that to the next request.
             self._broken = True
+            if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):
+                raise WorkerError(self._explain_end()) from None
             raise
-        self._booted = True
-        if "error" in answer:
-            raise WorkerError(answer["error"], answer.get("details", ""))
-        return answer["ok"]
+        if state == "error":
+            raise WorkerError(*answer)
+        return answer
 
     def _explain_end(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeouts.GUARD_EXIT_TIMEOUT_S)
-        output = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
-        last = f": {output[-1]}" if output else ""
+        last = [f": {line}" for line in LogFile(self._log, kept=True).tail()[-1:]]
         code = self._popen.returncode
-        if code is None:
-            how = "has ended"
-        else:
-            how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        return f"the supervisor of the ranks (pid {self.pid}) {how}{last}; its ranks ended with it"
+        how = "has ended" if code is None else f"ended with exit code {code}"
+        if code is not None and (code < 0 or code > 128):
+            # The guard tells by its exit code what has ended the supervisor.
+            how = f"was ended by {signal_name(-code if code < 0 else code - 128)}"
+        return f"the supervisor of the ranks (pid {self.pid}) {how}{''.join(last)}; its ranks ended with it"
 
 
 class LocalHost:
-    """The ``Host`` that pytest itself runs on.
+    """The ``Host`` that pytest itself runs on; see there.
 
     Args:
         start_method: With ``forkserver`` a supervisor imports what ranks share, and they are forks of it.
@@ -196,17 +167,17 @@ class LocalHost:
         #: The most recently used supervisor is last.
         self._supervisors: list[tuple[ForkKey, SupervisorClient]] = []
         self._supervisor_of: dict[str, SupervisorClient] = {}
-        self._logs_of: dict[str, Path] = {}
-        self._ranks_of: dict[str, list[LoggedRank]] = {}
-        self._meetings: dict[str, socket.socket] = {}
+        #: The pid and log of each rank of a group, by its number.
+        self._ranks_of: dict[str, dict[int, tuple[int, LogFile]]] = {}
+        self._began: dict[str, str] = {}
 
     @property
     def lost(self) -> None:
-        """See ``Host``. pytest's own host is never lost to it."""
+        """pytest's own host is never lost to it."""
         return None
 
     def to_local(self, time_ns: int) -> int:
-        """See ``Host``. All processes of a host have one monotonic clock."""
+        """All processes of a host have one monotonic clock."""
         return time_ns
 
     def has_file(self, path: str) -> bool:
@@ -223,39 +194,41 @@ class LocalHost:
         names = tuple(preload) if self._start_method == "forkserver" else ()
         shared = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
         key: ForkKey = (names, shared, tuple(sys.path)) if names else None
-        self._close_where(lambda _, supervisor: not supervisor.alive)
+        self._close([each for each in self._supervisors if not each[1].alive])
         matches = [each for each in self._supervisors if each[0] == key]
         if not matches:
             idle = [each for each in self._supervisors if each[1] not in self._supervisor_of.values()]
-            spare = idle[: max(0, len(self._supervisors) + 1 - MAX_SUPERVISORS)]
-            self._close_where(lambda _, supervisor: any(supervisor is each for _, each in spare))
+            self._close(idle[: max(0, len(self._supervisors) + 1 - MAX_SUPERVISORS)])
             matches = [(key, SupervisorClient(names, shared, timeout_s))]
         self._supervisors = [*(each for each in self._supervisors if each not in matches), *matches]
         self._supervisor_of[group] = matches[0][1]
+        # In a container each run of pytest may have the same pid.
+        self._began[group] = time.strftime("%Y%m%dT%H%M%S")
 
-    def rendezvous_url(self, group: str) -> str:
-        """Return the URL of a file: no name to resolve, no port that others could take."""
-        return f"file://{self.directory(group)}/rendezvous"
-
-    def master_address(self, group: str) -> tuple[str, int]:
-        """Return an address of the loopback interface, and a free port of it."""
-        return meeting.find_loopback_address()
-
-    def offer_meeting(self, group: str) -> meeting.Offer:
-        """See ``Host``. The socket is closed when the first rank of the group starts."""
-        self._end_meeting(group)
-        self._meetings[group], offer = meeting.listen()
-        return offer
-
-    def find_routes(self, offer: meeting.Offer) -> meeting.Routes:
+    def meet(
+        self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[str, dict[str, dict[str, str]]]:
         """See ``Host``."""
-        return meeting.find_routes(offer)
+        url, master = self.meet_here(group, len(plan.ranks), process_group=plan.process_group)
+        return url, dict.fromkeys(hosts, master)
+
+    def meet_here(self, group: str, ranks: int, *, process_group: bool) -> tuple[str, dict[str, str]]:
+        """Return the ``init_method`` for a number of ranks here, and variables for them."""
+        # Libraries of one rank that join a group of one listen at any port.
+        address, port = "127.0.0.1", 0
+        if ranks > 1:
+            try:
+                address, port = find_loopback_address()
+            except WorkerError:
+                # Only ranks that communicate need it.
+                if process_group:
+                    raise
+        # A file: no name to resolve, no port that others could take.
+        url = f"file://{self.directory(group)}/rendezvous"
+        return url, {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
     def directory(self, group: str) -> Path:
-        """Return a private directory shared by pytest and the ranks of a group, removed with the group.
-
-        The supervisor removes it if pytest cannot.
-        """
+        """Return a private directory for a group, which its supervisor removes if pytest cannot."""
         directory = self._supervisor_of[group].directory / group
         directory.mkdir(exist_ok=True)
         return directory
@@ -270,36 +243,34 @@ class LocalHost:
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
-        self._end_meeting(group)
-        supervisor, log = self._supervisor_of[group], self._log(group, rank)
-        ours, theirs = transport.socket_pair()
+        supervisor, directory = self._supervisor_of[group], self.directory(group)
+        logs = directory if self._logs is None else self._logs / f"{self._began[group]}-{group}"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = LogFile(logs / f"rank{rank}.log", kept=self._logs is not None)
+        ours, theirs = transport.connection_pair()
         # Opened for appending, so that it can be truncated while the rank writes.
         with theirs, log.path.open("ab") as file:
-            directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+            here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
-                passed = [theirs.fileno(), file.fileno(), directory, *descriptors]
+                passed = [theirs.fileno(), file.fileno(), here, *descriptors]
                 marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
                 pid = int(supervisor.request("start", passed, group=group, environment=marked, python=python))
             except BaseException:
                 ours.close()
                 raise
             finally:
-                os.close(directory)
-        self._ranks_of.setdefault(group, []).append(LoggedRank(rank, pid, log))
-        channel = Channel(Connection(ours.detach()), self.directory(group))
+                os.close(here)
+        self._ranks_of.setdefault(group, {})[rank] = pid, log
         # If the rank is gone, the next request reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            channel.connection.send({**boot, "directory": str(channel.directory)})
-        return StartedRank(pid, supervisor.preloads, channel, log)
-
-    def sentinels(self, group: str) -> list[int]:
-        """See ``Host``."""
-        return self._supervisor_of[group].sentinels
+            ours.send({**boot, "directory": str(directory)})
+        return StartedRank(pid, supervisor.preloads, ours, log)
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
-        code = self._supervisor_of[group].request("exit_code", pid=pid)
-        return None if code is None else int(code)
+        limit_s = timeouts.EXIT_CODE_TIMEOUT_S
+        code: int | None = self._supervisor_of[group].request("exit_code", pid=pid, limit_s=limit_s)
+        return code
 
     def send_signal(self, group: str, number: int) -> None:
         """Send a signal to the running ranks of a group."""
@@ -312,13 +283,12 @@ class LocalHost:
             with suppress(WorkerError):
                 self.send_signal(group, rank_log.STACKS_SIGNAL)
 
-        return rank_log.write_stacks(self._ranks_of.get(group, ()), ask)
+        return rank_log.write_stacks(self._ranks_of.get(group, {}), ask)
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``."""
-        self._end_meeting(group)
-        self._logs_of.pop(group, None)
         self._ranks_of.pop(group, None)
+        self._began.pop(group, None)
         supervisor = self._supervisor_of.get(group)
         if supervisor is None:
             return []
@@ -329,28 +299,14 @@ class LocalHost:
         if not supervisor.alive:
             supervisor.close()
         shutil.rmtree(supervisor.directory / group, ignore_errors=True)
-        if not stuck:
-            del self._supervisor_of[group]
+        del self._supervisor_of[group]
         return stuck
 
     def close(self) -> None:
         """See ``Host``."""
-        self._close_where(lambda *_: True)
+        self._close(self._supervisors)
 
-    def _close_where(self, condition: Callable[[ForkKey, SupervisorClient], bool]) -> None:
-        for each in [each for each in self._supervisors if condition(*each)]:
+    def _close(self, supervisors: Sequence[tuple[ForkKey, SupervisorClient]]) -> None:
+        for each in list(supervisors):
             self._supervisors.remove(each)
             each[1].close()
-
-    def _end_meeting(self, group: str) -> None:
-        if (server := self._meetings.pop(group, None)) is not None:
-            server.close()
-
-    def _log(self, group: str, rank: int) -> LogFile:
-        if self._logs is None:
-            return LogFile(self.directory(group) / f"rank{rank}.log", kept=False)
-        if group not in self._logs_of:
-            # In a container each run of pytest may have the same pid.
-            self._logs_of[group] = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
-            self._logs_of[group].mkdir(parents=True, exist_ok=True)
-        return LogFile(self._logs_of[group] / f"rank{rank}.log", kept=True)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import io
 import pickle
 import sys
 import sysconfig
@@ -42,10 +41,6 @@ CachedFunction: type = type(functools.lru_cache(lambda: None))
 #: Attributes that each process sets by itself on import. pytest's loader cannot be pickled.
 IMPORT_ATTRIBUTES = {"__builtins__", "__loader__", "__spec__"}
 
-# A call of these only creates an object; it does no work that could be measured.
-LAZY_FUNCTIONS = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-LAZY_RESULTS = (inspect.iscoroutine, inspect.isgenerator, inspect.isasyncgen)
-
 REFUSAL = (
     "a call of this function only makes a coroutine or generator; give a function that runs it, such as "
     "lambda: asyncio.run(f()) or lambda: list(f())"
@@ -56,34 +51,35 @@ REFUSAL = (
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Registers modules as it meets their definitions, and pickles types that cloudpickle cannot."""
 
-    def __init__(self, file: io.BytesIO, is_everywhere: Callable[[str], bool]) -> None:
+    def __init__(self, file: Any, is_everywhere: Callable[[str], bool]) -> None:
         super().__init__(file)
         self._is_everywhere = is_everywhere
         self._registered: list[ModuleType] = []
 
-    def dump_and_unregister(self, value: Any, modules: Iterable[ModuleType | None] = ()) -> None:
-        """Pickle a value, with definitions of ``modules`` by value. Registrations by the user stay."""
+    def dump_and_unregister(self, value: Any, definitions: Iterable[Any] = ()) -> None:
+        """Pickle a value, with the modules of ``definitions`` by value. Registrations by the user stay."""
         try:
-            for module in modules:
-                self._register(module)
+            for each in definitions:
+                self._register(_users_module(each))
             self.dump(value)
         finally:
             for registered in self._registered:
                 cloudpickle.unregister_pickle_by_value(registered)
 
     def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, ModuleType):
-            if self._needs_value(value):
-                state = {name: each for name, each in vars(value).items() if name not in IMPORT_ATTRIBUTES}
-                return ModuleType, (value.__name__,), state
-        elif isinstance(value, (type, FunctionType, CachedFunction)):
-            module = _defining_module(value)
+        if isinstance(value, ModuleType) and self._needs_value(value):
+            state = {name: each for name, each in vars(value).items() if name not in IMPORT_ATTRIBUTES}
+            return ModuleType, (value.__name__,), state
+        if isinstance(value, (type, FunctionType, CachedFunction)):
+            module = _users_module(value)
             if self._needs_value(module):
                 self._register(module)
-        if isinstance(value, CachedFunction) and not _is_picklable_by_name(value):
+        if isinstance(value, CachedFunction):
             # mypy does not know the type that has these attributes.
             cached: Any = value
-            return _cache, (cached.__wrapped__, cached.cache_parameters())
+            by_value = cached.__module__ in cloudpickle.list_registry_pickle_by_value()
+            if by_value or _lookup(cached) is not cached:
+                return _cache, (cached.__wrapped__, cached.cache_parameters())
         if type(value) is functools.cached_property:
             # It holds a lock before Python 3.12.
             return _make_cached_property, (value.func, value.attrname)
@@ -93,7 +89,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return whether a module is the user's own and ranks cannot import it."""
         if module is None or not _is_users_own(module):
             return False
-        return not (_can_be_imported(module) and self._is_everywhere(str(module.__file__)))
+        # A rank has the same search path.
+        state = (*map(id, sys.meta_path), *(path for path in sys.path if isinstance(path, str)))
+        return not (
+            _find_file(module.__name__, state) == module.__file__
+            and self._is_everywhere(str(module.__file__))
+        )
 
     def _register(self, module: ModuleType | None) -> None:
         if module is not None and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -129,17 +130,12 @@ def dump_call(
 ) -> None:
     """Pickle a function, or the name of one, with its arguments. Raises whatever these raise.
 
-    Args:
-        file: Receives the pickle.
-        function: The function, or its name.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        is_everywhere: Returns whether all hosts have a file.
+    ``is_everywhere`` returns whether all hosts have a file.
     """
     arguments = [_unwrap(each) for each in (*args, *kwargs.values())]
     definitions = [each for each in arguments if isinstance(each, (type, FunctionType, MethodType))]
-    modules = [_defining_module(each) for each in (_unwrap(function), *definitions)]
-    _Pickler(file, is_everywhere).dump_and_unregister((function, args, kwargs), modules)
+    call = function, args, kwargs
+    _Pickler(file, is_everywhere).dump_and_unregister(call, [_unwrap(function), *definitions])
 
 
 def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -150,7 +146,7 @@ def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
 
 def dump_result(file: Any, result: Any) -> None:
     """Pickle a result in a rank. Raises whatever the result raises."""
-    _Pickler(file, exists_here).dump_and_unregister(result, ())
+    _Pickler(file, exists_here).dump_and_unregister(result)
 
 
 def load_result(file: Any) -> Any:
@@ -185,12 +181,7 @@ def _lookup(definition: Any) -> Any:
     return None
 
 
-def _is_picklable_by_name(definition: Any) -> bool:
-    registered = cloudpickle.list_registry_pickle_by_value()
-    return definition.__module__ not in registered and _lookup(definition) is definition
-
-
-def _defining_module(definition: Any) -> ModuleType | None:
+def _users_module(definition: Any) -> ModuleType | None:
     """Return the module of a function or class, or of the class of an object, if it is the user's own."""
     module = sys.modules.get(getattr(definition, "__module__", None) or "")
     return module if module is not None and _is_users_own(module) else None
@@ -210,14 +201,9 @@ def _is_installed(file: str) -> bool:
     return any(path.is_relative_to(place) for place in places) or not INSTALLED.isdisjoint(path.parts)
 
 
-def _can_be_imported(module: ModuleType) -> bool:
-    """Return whether a rank, which has the same search path, finds the same file under the module's name."""
-    state = (*map(id, sys.meta_path), *(path for path in sys.path if isinstance(path, str)))
-    return _find_file(module.__name__, state) == module.__file__
-
-
 @functools.lru_cache(maxsize=1024)
 def _find_file(module: str, _import_state: tuple[object, ...]) -> str | None:
+    """Return the file that a rank finds under a module's name, None if there is none."""
     path: Sequence[str] | None = None
     name, spec = "", None
     # A rank has the finders of editable installs, but not pytest's. Legacy finders may lack find_spec.
@@ -236,21 +222,22 @@ def _find_file(module: str, _import_state: tuple[object, ...]) -> str | None:
 
 
 def is_lazy(function: Callable[..., Any]) -> bool:
-    """Return whether a call is known to return a coroutine or generator.
+    """Return whether a call is known to return a coroutine or generator: it does no work to be measured.
 
     Of many functions only the result shows it: see ``check_finished``.
     """
     while isinstance(function, functools.partial):
         function = function.func
+    tests = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
     # An object may have such a ``__call__``.
-    return any(test(each) for test in LAZY_FUNCTIONS for each in (function, type(function).__call__))
+    return any(test(each) for test in tests for each in (function, type(function).__call__))
 
 
 def check_finished(result: Result, caller: str = "workers") -> Result:
     """Return a result, or raise ``PlanError`` in the name of ``caller`` if it is a coroutine or generator."""
-    if any(test(result) for test in LAZY_RESULTS):
-        if inspect.iscoroutine(result):
-            # Otherwise Python warns that it was never awaited.
-            result.close()
-        raise PlanError(f"{caller}: {REFUSAL}")
-    return result
+    if inspect.iscoroutine(result):
+        # Otherwise Python warns that it was never awaited.
+        result.close()
+    elif not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return result
+    raise PlanError(f"{caller}: {REFUSAL}")

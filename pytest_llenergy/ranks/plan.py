@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import psutil
@@ -49,8 +50,8 @@ PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", VISIBLE_DEVICES, HIP, ROCR)
 class RankPlan:
     """One rank, and the devices that it sees: one, or several that its backend distributes.
 
-    ``cpus`` are the logical CPUs it is pinned to; empty means not pinned. ``local_rank`` is its position
-    among the ``local_world_size`` ranks of its host.
+    ``local_rank`` is its position among the ranks of its host. ``cpus`` are the logical CPUs it is pinned to,
+    if any.
     """
 
     host: str
@@ -94,8 +95,7 @@ class ProcessPlan:
     Attributes:
         launch: ``ranks`` for one process a device; ``backend`` for backends that start their own processes.
         framework: Imported by each rank before anything else.
-        parallel: The parallel degrees, which multiply to the number of devices. They are all 1 if the backend
-            is ``opaque``.
+        parallel: The degrees, which multiply to the number of devices; all 1 if the backend is ``opaque``.
         ranks: The plan of each rank.
         divided: UUIDs of the boards of leased MIG instances.
         replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do. With
@@ -173,13 +173,11 @@ def plan_on_hosts(
 
     Args:
         capabilities: What the backend supports.
-        parallel: The degrees that the test requests; by default data parallel, unless the backend is
-            ``opaque``.
+        parallel: The degrees that the test requests; by default data parallel, if the backend has degrees.
         hosts: The devices of each host, that of rank 0 first. Consecutive ranks are on one host.
         threads: Number of threads of each rank; by default one for each of its CPUs.
         python: Interpreter of the ranks, if it is not pytest's.
-        tensor_across_hosts: Whether the shards of one layer may be on several hosts, whose network they then
-            use several times for each token.
+        tensor_across_hosts: Whether shards of one layer, which talk several times a token, may be on several.
 
     Raises:
         PlanError: The degrees do not multiply to the devices, or the backend does not support them.
@@ -189,25 +187,26 @@ def plan_on_hosts(
     if parallel is not None and (wrong := explain_degree_mismatch(parallel, n)) is not None:
         raise PlanError(wrong)
     degrees = capabilities.choose_degrees(parallel, n)
-    lacking = capabilities.unsupported_degrees(degrees)
-    if lacking:
+    if lacking := capabilities.unsupported_degrees(degrees):
         hint = "" if parallel else f"; with {n} devices and no mark parallel(...) a test is data parallel"
         raise PlanError(f"no {' and no '.join(lacking)} parallelism is offered here{hint}")
     if degrees.placement > 1 and devices[0] == CPU:
         raise PlanError(
             f"placement={degrees.placement} spreads layers over GPUs; there is one CPU, which holds them all"
         )
-    nodes = _count_nodes(capabilities, degrees, hosts)
-    groups = [_device_groups(capabilities, degrees, each, nodes, n) for each in hosts]
-    if not tensor_across_hosts and (capabilities.launch == "ranks" or nodes > 1):
+    launch, framework, size = capabilities.launch, capabilities.framework, degrees.tensor * degrees.pipeline
+    nodes = 1 if launch == "ranks" or capabilities.hosts == "one" else _count_nodes(size, hosts)
+    # The devices of one process; all of them if the backend is opaque.
+    seen = n if capabilities.opaque else degrees.placement * (size if launch == "backend" else 1)
+    groups = [_device_groups(seen, nodes, each) for each in hosts]
+    if not tensor_across_hosts and (launch == "ranks" or nodes > 1):
         _check_tensor_degree(degrees, hosts)
     world_size = sum(map(len, groups))
     ranks: list[RankPlan] = []
     for each, on_host in zip(hosts, groups, strict=True):
-        cpus = each.cpus
-        share = max(1, len(cpus) // len(on_host))
+        share = max(1, len(each.cpus) // len(on_host))
         for local_rank, own in enumerate(on_host):
-            assigned = tuple(cpus[(local_rank * share + i) % len(cpus)] for i in range(share))
+            cpus = tuple(each.cpus[(local_rank * share + i) % len(each.cpus)] for i in range(share))
             ranks.append(
                 RankPlan(
                     host=each.host,
@@ -218,31 +217,30 @@ def plan_on_hosts(
                     devices=own,
                     threads=threads or share,
                     # Ranks on GPUs are not pinned: which cores are near a board is not known here.
-                    cpus=assigned if own == (CPU,) else (),
+                    cpus=cpus if own == (CPU,) else (),
                 )
             )
-    framework = capabilities.framework
     return ProcessPlan(
-        launch=capabilities.launch,
+        launch=launch,
         framework=framework,
         parallel=degrees,
         ranks=tuple(ranks),
         divided=tuple(board for each in hosts for board in each.lease.divided),
-        replica_size=degrees.tensor * degrees.pipeline if capabilities.launch == "ranks" else nodes,
+        replica_size=size if launch == "ranks" else nodes,
         process_group=framework is not None and (world_size > 1 or capabilities.process_group),
         python=python,
         preload=() if python else (*([framework] if framework else []), *capabilities.preload),
     )
 
 
-def _count_nodes(capabilities: Capabilities, degrees: Parallel, hosts: Sequence[HostDevices]) -> int:
-    """Return over how many hosts a backend must spread one model; 1 unless it can do so.
+def _count_nodes(size: int, hosts: Sequence[HostDevices]) -> int:
+    """Return over how many hosts a backend spreads a model on ``size`` devices.
 
     Raises:
         PlanError: The hosts cannot have equal parts of it.
     """
-    size, counts = degrees.tensor * degrees.pipeline, {len(each.lease.devices) for each in hosts}
-    if capabilities.launch == "ranks" or capabilities.hosts == "one" or size <= min(counts):
+    counts = {len(each.lease.devices) for each in hosts}
+    if size <= min(counts):
         return 1
     if len(counts) > 1 or size % min(counts):
         listed = " and ".join(map(str, sorted(counts)))
@@ -253,23 +251,16 @@ def _count_nodes(capabilities: Capabilities, degrees: Parallel, hosts: Sequence[
     return size // min(counts)
 
 
-def _device_groups(
-    capabilities: Capabilities, degrees: Parallel, hold: HostDevices, nodes: int, n: int
-) -> list[tuple[str, ...]]:
-    """Return the devices of each rank of a host, of which one model needs ``nodes``, of ``n`` in all."""
-    size, lease = degrees.placement, hold.lease
-    if capabilities.opaque:
-        size = n
-    elif capabilities.launch == "backend":
-        size *= degrees.tensor * degrees.pipeline
-    if lease.divided and size > 1:
+def _device_groups(size: int, nodes: int, hold: HostDevices) -> list[tuple[str, ...]]:
+    """Return the devices of each rank of a host, if processes on ``nodes`` hosts share ``size`` devices."""
+    devices = hold.lease.devices
+    if hold.lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
         raise PlanError(
-            f"one process sees one MIG instance and the lease has {len(lease.devices)} for a backend that "
+            f"one process sees one MIG instance and the lease has {len(devices)} for a backend that "
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
     size //= nodes
-    devices = lease.devices
     if len(devices) % size:
         raise PlanError(
             f"one process needs {size} devices and host {hold.host} has {len(devices)}: a process cannot use "
@@ -341,12 +332,7 @@ def _locate(degrees: Parallel, rank: int) -> Coordinates:
 def check_backend_workers(
     plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
 ) -> tuple[RankInfo, ...]:
-    """Check the processes that the backend of each rank has started against the plan.
-
-    Args:
-        plan: The plan of the ranks.
-        ranks: The started ranks.
-        workers: Processes that the backend of each rank reports.
+    """Check the processes that the backend of each rank reports against the plan.
 
     Returns:
         The ranks for the record, with the pids of these processes in the order of their own ranks.
@@ -363,25 +349,23 @@ def check_backend_workers(
 def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
     degrees, nodes = plan.parallel, plan.nodes
     size = degrees.tensor * degrees.pipeline
-    planned = size // nodes
     ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
-    actual = f"{len(set(pids))} processes (pid {', '.join(map(str, pids))}) in a world of {worlds}"
     replica, node_rank = divmod(rank.rank, nodes)
     here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
     misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
-    if len(set(pids)) != planned or worlds != [size] or misplaced:
+    if len(set(pids)) != len(here) or worlds != [size] or misplaced:
         numbers = ", ".join(str(worker.rank) for worker in ordered)
         on_nodes = f", as numbers {numbers} where {here[0]} to {here[-1]} belong" if misplaced else ""
         raise WorkerPlacementError(
-            f"rank {rank.rank}: planned {planned} processes of the backend, tensor {degrees.tensor} by "
-            f"pipeline {degrees.pipeline}; found {actual}{on_nodes}"
+            f"rank {rank.rank}: planned {len(here)} processes of the backend, tensor {degrees.tensor} by "
+            f"pipeline {degrees.pipeline}; found {len(set(pids))} processes (pid "
+            f"{', '.join(map(str, pids))}) in a world of {worlds}{on_nodes}"
         )
     if rank.host == LOCALHOST:
         own = {rank.pid, *(child.pid for child in psutil.Process(rank.pid).children(recursive=True))}
-        attached = {worker.pid for worker in ordered if worker.attached}
-        strangers = [pid for pid in pids if pid not in own and pid not in attached]
+        strangers = [worker.pid for worker in ordered if worker.pid not in own and not worker.attached]
         if strangers:
             raise WorkerPlacementError(
                 f"rank {rank.rank}: the backend names processes that are not its own: {strangers}"
@@ -394,8 +378,7 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     )
 
 
-@dataclass(frozen=True)
-class Surroundings:
+class Surroundings(NamedTuple):
     """State of pytest's process that ranks inherit when they start."""
 
     environment: dict[str, str]
@@ -405,13 +388,11 @@ class Surroundings:
 
 def current_surroundings() -> Surroundings:
     """Return the present state. The directory is empty if it was removed."""
-    try:
+    directory = ""
+    with suppress(OSError):
         directory = str(Path.cwd())
-    except OSError:
-        directory = ""
-    return Surroundings(
-        inherited_environment(), directory, tuple(path for path in sys.path if isinstance(path, str))
-    )
+    search_path = tuple(path for path in sys.path if isinstance(path, str))
+    return Surroundings(inherited_environment(), directory, search_path)
 
 
 def inherited_environment() -> dict[str, str]:

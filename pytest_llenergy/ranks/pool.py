@@ -52,13 +52,7 @@ class Load:
 
     @classmethod
     def from_options(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
-        """Sort the options, so that equal ones compare equal.
-
-        Args:
-            spec: The backend.
-            model: The model.
-            options: Load options by name.
-        """
+        """Sort the options, so that equal ones compare equal."""
         return cls(spec, model, tuple(sorted(options.items())))
 
     def payload(self) -> dict[str, Any]:
@@ -99,21 +93,11 @@ class RankPool:
     """Holds at most one living group, for tests with equal plans, environments and loads.
 
     Another thread may close ranks that no test uses. ``descriptors`` are the open files of the device lease
-    that new ranks run under.
-
-    Args:
-        timeout_s: Time limit for loading a model.
-        start_method: How ranks start.
-        isolation: Which tests share ranks.
-        logs: Directory that keeps the ranks' output.
+    that new ranks run under. ``timeout_s`` limits the load of a model, ``logs`` keeps the ranks' output.
     """
 
     def __init__(
-        self,
-        timeout_s: float,
-        start_method: StartMethod,
-        isolation: Isolation,
-        logs: Path | None = None,
+        self, timeout_s: float, start_method: StartMethod, isolation: Isolation, logs: Path | None = None
     ) -> None:
         self._timeout_s = timeout_s
         self._isolation = isolation
@@ -137,20 +121,12 @@ class RankPool:
         return frozenset(device for rank in here for device in rank.devices)
 
     def uses(self, hosts: Collection[str]) -> bool:
-        """Return whether ranks live on these hosts.
-
-        Args:
-            hosts: Names of hosts.
-        """
+        """Return whether ranks live on hosts of these names."""
         shared = self._shared
         return shared is not None and shared.group.alive and not set(hosts).isdisjoint(shared.plan.hosts)
 
     def use_hosts(self, hosts: Mapping[str, Host]) -> None:
-        """Set the other hosts that plans may name. Closes ranks on hosts that are no longer among them.
-
-        Args:
-            hosts: Each host by its name. The caller closes them after the pool.
-        """
+        """Set the other hosts, by name, that plans may name. Closes ranks on hosts no longer among them."""
         with self._lock:
             shared, named = self._shared, {LOCALHOST: self._localhost, **hosts}
             if shared is not None and any(
@@ -160,11 +136,7 @@ class RankPool:
             self._hosts = named
 
     def begin_test(self, file: str) -> None:
-        """Close ranks that the next test does not share: they must not run beside it either.
-
-        Args:
-            file: The file of the test.
-        """
+        """Close ranks that the next test, in this file, does not share: they must not run beside it."""
         with self._lock:
             shared, leaves_file = self._shared, self._isolation == "module" and file != self._file
             self._file = file
@@ -187,13 +159,7 @@ class RankPool:
     def get_loaded(
         self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _allow
     ) -> tuple[RankGroup, BackendInfo]:
-        """Return ranks with a loaded model, and its description. See ``get_ranks``.
-
-        Args:
-            plan: The plan of the ranks.
-            load: What they load.
-            check: Raises if the caller may no longer use ranks.
-        """
+        """Return ranks with a loaded model, and its description. See ``get_ranks``."""
         with self._lock:
             check()
             with self._unless_in_vain("loaded", plan, current_surroundings(), load):
@@ -209,12 +175,14 @@ class RankPool:
             shared = self._shared
             if shared is None:
                 return
-            if self._isolation != "test" and not shared.spent and shared.group.alive:
-                # Whatever the reason, ranks that fail now are not used again: the request kills them.
-                with suppress(LLEnergyError, OutcomeInRank):
-                    shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
-            if self._isolation == "test" or shared.spent or not shared.group.alive:
+            if self._isolation == "test" or shared.spent:
                 self._close_group()
+                return
+            # Whatever the reason, ranks that fail now are not used again: the request kills them.
+            with suppress(LLEnergyError, OutcomeInRank):
+                shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
+            if not shared.group.alive:
+                self._shared = None
                 return
             # The next test will not have waited for start and load.
             shared.group.start_s = 0.0
@@ -229,7 +197,7 @@ class RankPool:
         with self._lock:
             if self._shared is not None:
                 self._shared.group.kill()
-                self._shared = None
+            self._shared = None
 
     def close(self) -> None:
         """Close the ranks, and what pytest's own host has started for them."""
@@ -251,7 +219,9 @@ class RankPool:
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._close_group()
-        self._warn_of_hazards()
+        for hazard in set(find_hazards()) - self._warned:
+            self._warned.add(hazard)
+            warn_caller(hazard)
         with self._unless_in_vain("started", plan, now):
             group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
         self._shared = _WarmGroup(group, plan, now)
@@ -294,9 +264,3 @@ class RankPool:
         if self._shared is not None:
             self._shared.group.close()
             self._shared = None
-
-    def _warn_of_hazards(self) -> None:
-        for hazard in find_hazards():
-            if hazard not in self._warned:
-                self._warned.add(hazard)
-                warn_caller(hazard)

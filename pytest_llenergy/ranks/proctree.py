@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find and kill the descendants of a process.
+"""Find, kill and reap the descendants of a process.
 
 Standard library only, without psutil: the supervisor and its guard import this module, and must start fast.
 """
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,8 +19,6 @@ from pytest_llenergy.ranks import timeouts
 
 #: prctl(2): include/uapi/linux/prctl.h.
 PR_SET_CHILD_SUBREAPER = 36
-
-PROC = Path("/proc")
 
 #: Parts of the command lines of processes that remove named shared memory and semaphores once all processes
 #: that made any have gone, and then end (multiprocessing/resource_tracker.py; torch's torch_shm_manager).
@@ -30,10 +28,10 @@ CLEANERS = (b"multiprocessing.resource_tracker", b"loky.backend.resource_tracker
 RESTORER = b"pytest_llenergy.devices.board_settings"
 
 
-def become_subreaper() -> None:
+def become_subreaper(on: bool = True) -> None:
     """Become the parent of every descendant whose parent ends, even in another session."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 @contextmanager
@@ -43,51 +41,65 @@ def adopting_orphans() -> Iterator[None]:
     try:
         yield
     finally:
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        become_subreaper(False)
+
+
+def _processes() -> Iterator[Path]:
+    with suppress(OSError):
+        yield from (each for each in Path("/proc").iterdir() if each.name.isdigit())
 
 
 def children_by_parent() -> dict[int, list[int]]:
     """Return the children of every visible process. Empty where there is no ``/proc``."""
     found: dict[int, list[int]] = {}
-    with suppress(OSError):
-        for process in PROC.iterdir():
-            parent = _parent(process) if process.name.isdigit() else None
-            if parent is not None:
-                found.setdefault(parent, []).append(int(process.name))
+    for process in _processes():
+        with suppress(OSError, ValueError):
+            # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
+            state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
+            # A zombie runs nothing, unless it has other threads than its first.
+            if state != b"Z" or len(list((process / "task").iterdir())) > 1:
+                found.setdefault(int(parent), []).append(int(process.name))
     return found
+
+
+def children() -> set[int]:
+    """Return the running children of this process."""
+    return set(children_by_parent().get(os.getpid(), ()))
 
 
 def descendants(roots: Collection[int]) -> set[int]:
     """Return these processes and all their descendants."""
     below, found, waiting = children_by_parent(), set(roots), list(roots)
     while waiting:
-        for child in below.get(waiting.pop(), ()):
-            if child not in found:
-                found.add(child)
-                waiting.append(child)
+        fresh = set(below.get(waiting.pop(), ())) - found
+        found |= fresh
+        waiting += fresh
     return found
 
 
 def find_by_variable(name: str, value: str) -> set[int]:
     """Return the processes that were started with this environment variable."""
     wanted, found = f"{name}={value}".encode(), set()
-    for process in PROC.iterdir() if PROC.is_dir() else ():
+    for process in _processes():
         with suppress(OSError):
-            if process.name.isdigit() and wanted in (process / "environ").read_bytes().split(b"\0"):
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
                 found.add(int(process.name))
     return found
+
+
+def reap() -> Iterator[tuple[int, int]]:
+    """Yield the pid and exit code of each child that has ended."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
 def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
     """Kill these processes and all their descendants.
 
     All are stopped before the first is killed, so that none can start another one meanwhile. Processes that
-    remove shared memory of the others are killed last, if they have not ended by themselves in time.
-
-    Args:
-        roots: The processes.
-        but_restorers: Whether processes that put back the settings of boards go on.
+    remove shared memory of the others are killed last, if they have not ended by themselves in time. With
+    ``but_restorers`` processes that put back the settings of boards go on.
     """
     stopped: set[int] = set()
     cleaners: set[int] = set()
@@ -95,44 +107,26 @@ def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
     while fresh := descendants(roots) - stopped - cleaners - spared:
         cleaners |= {pid for pid in fresh if _runs(pid, *CLEANERS)}
         spared |= {pid for pid in fresh if but_restorers and _runs(pid, RESTORER)}
-        for pid in fresh - cleaners - spared:
-            _send_signal(pid, signal.SIGSTOP)
-            stopped.add(pid)
-    for pid in stopped:
-        _send_signal(pid, signal.SIGKILL)
+        stopped |= fresh - cleaners - spared
+        send_signal(fresh - cleaners - spared, signal.SIGSTOP)
+    send_signal(stopped, signal.SIGKILL)
     deadline = time.monotonic() + timeouts.CLEANER_TIMEOUT_S
     while cleaners and time.monotonic() < deadline:
         time.sleep(timeouts.CLEANER_POLL_S)
         cleaners &= {pid for found in children_by_parent().values() for pid in found}
-    for pid in cleaners:
-        _send_signal(pid, signal.SIGKILL)
+    send_signal(cleaners, signal.SIGKILL)
+
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    """Send a signal to those of these processes that still run."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _runs(pid: int, *parts: bytes) -> bool:
     """Return whether one of these is a part of a process's command line."""
-    try:
-        command = (PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:
-        return False
-    return any(part in command for part in parts)
-
-
-def _send_signal(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def _parent(process: Path) -> int | None:
-    try:
-        # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
-        state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-    except (OSError, ValueError):
-        return None
-    # A zombie runs nothing, unless it has other threads than its first.
-    return None if state == b"Z" and not _has_threads(process) else int(parent)
-
-
-def _has_threads(process: Path) -> bool:
     with suppress(OSError):
-        return len(list((process / "task").iterdir())) > 1
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(part in command for part in parts)
     return False

@@ -21,9 +21,7 @@ from typing import Any
 def main(descriptor: int, *, preloaded: bool = False) -> None:
     """Receive the plan over a socket, set up the rank, then serve requests until the socket closes.
 
-    Args:
-        descriptor: The socket.
-        preloaded: Whether this is a fork of a process that has imported torch without using it.
+    ``preloaded`` is whether this is a fork of a process that has imported torch without using it.
     """
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
@@ -39,12 +37,9 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
         report = {"message": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         connection.send(("error", {"time_ns": time.monotonic_ns(), **report}))
         raise SystemExit(1) from error
-    from pathlib import Path
+    from pytest_llenergy.ranks.server import RankServer
 
-    from pytest_llenergy.ranks.server import ForkServer
-    from pytest_llenergy.ranks.transport import Channel
-
-    server = ForkServer(Channel(connection, Path(boot["directory"])), boot)
+    server = RankServer(connection, boot)
     connection.send(("ok", facts))
     server.run()
     # Finalising an interpreter with torch takes a second, for nothing.

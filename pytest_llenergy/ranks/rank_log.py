@@ -1,25 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank prints: its recent output, and the stacks of its threads if it does not answer.
-
-All of this happens on the rank's own host: in a file there, and in its ``/proc``.
-"""
+"""What a rank prints, in a file of its own host: its recent output, and its stacks if it does not answer."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_llenergy.ranks import timeouts
-from pytest_llenergy.ranks.proctree import PROC
 
 #: How much of a rank's output an error shows; enough for the stacks of its threads.
-TAIL_LINES = 120
-TAIL_BYTES = 16384
+TAIL_LINES, TAIL_BYTES = 120, 16384
 
 #: On this signal faulthandler writes a rank's stacks, also while one thread holds the interpreter's lock.
 STACKS_SIGNAL = signal.SIGUSR2
@@ -28,22 +22,9 @@ STACKS_SIGNAL = signal.SIGUSR2
 #: a rank may be busy printing.
 STACKS_TITLE, STACKS_SEARCH_BYTES = b"(most recent call first):", 1 << 20
 
-#: States in which a process does not answer signals (proc_pid_stat(5)).
-PROCESS_STATES = {
-    "T": "is stopped, by SIGSTOP or the like",
-    "t": "is stopped by a debugger",
-    "D": "waits in the kernel",
-    "Z": "has ended",
-}
-
 
 class LogFile:
-    """The log of a rank on this host; a ``RankLog``.
-
-    Args:
-        path: The file that the rank prints to.
-        kept: Whether the file outlives the ranks: then it is not truncated.
-    """
+    """The log of a rank on this host; a ``RankLog``. A log that is ``kept`` is not truncated."""
 
     def __init__(self, path: Path, *, kept: bool) -> None:
         self.path: Path = path
@@ -53,17 +34,17 @@ class LogFile:
 
     def mark(self) -> None:
         """See ``RankLog``."""
-        # If the supervisor is gone, so is the log; the request will report it.
-        with suppress(FileNotFoundError):
-            self._start = self.size()
-            if self._start and not self._kept:
-                # Otherwise the output of all tests that share these ranks would accumulate.
+        self._start = self.size()
+        if self._start and not self._kept:
+            # Otherwise the output of all tests that share these ranks would accumulate.
+            with suppress(FileNotFoundError):
                 os.truncate(self.path, 0)
-                self._start = 0
+            self._start = 0
 
     def tail(self) -> list[str]:
         """See ``RankLog``."""
-        return read_tail(self.path, self._start)
+        last = self.read(max(self._start, self.size() - TAIL_BYTES))
+        return last.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def size(self) -> int:
         """Return the size in bytes; 0 if the file is gone together with the supervisor."""
@@ -72,69 +53,41 @@ class LogFile:
         except OSError:
             return 0
 
-    def has_stacks(self, start: int) -> bool:
-        """Return whether the log contains stacks of threads after ``start`` bytes."""
+    def read(self, start: int) -> bytes:
+        """Return the log after ``start`` bytes, or its beginning; empty if the file is gone."""
         try:
             with self.path.open("rb") as file:
                 file.seek(start)
-                return STACKS_TITLE in file.read(STACKS_SEARCH_BYTES)
+                return file.read(STACKS_SEARCH_BYTES)
         except OSError:
-            return False
+            return b""
 
 
-def read_tail(log: Path, start: int) -> list[str]:
-    """Return the last lines of a log after ``start`` bytes; empty if the log is gone."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
-    except OSError:
-        return []
-
-
-@dataclass(frozen=True)
-class LoggedRank:
-    """The number of a rank of this host, its pid and its log."""
-
-    rank: int
-    pid: int
-    log: LogFile
-
-
-def write_stacks(ranks: Sequence[LoggedRank], ask: Callable[[], None]) -> dict[int, str]:
+def write_stacks(ranks: Mapping[int, tuple[int, LogFile]], ask: Callable[[], None]) -> dict[int, str]:
     """Let ranks write the stacks of their threads into their logs; wait until all have and the logs rest.
 
-    Args:
-        ranks: All running ranks of a group on this host.
-        ask: Sends ``STACKS_SIGNAL`` to them.
-
-    Returns:
-        For each rank that has written none, by its number, the reason.
+    ``ranks`` are their pids and logs by number, and ``ask`` sends ``STACKS_SIGNAL`` to them. Returns the
+    reason for each rank that has written none.
     """
-    starts = {each: each.log.size() for each in ranks}
+    starts = {rank: log.size() for rank, (_, log) in ranks.items()}
     ask()
-    deadline = time.monotonic() + timeouts.STACKS_TIMEOUT_S
     sizes: list[int] = []
-    missing = list(ranks)
-    while time.monotonic() < deadline:
-        before, sizes = sizes, [each.log.size() for each in ranks]
-        missing = [each for each in missing if not each.log.has_stacks(starts[each])]
-        # A process mostly waits in the kernel (D) for a moment only.
-        if sizes == before and all(_read_state(each.pid) in ("T", "t", "Z") for each in missing):
+    missing = set(ranks)
+    # Counted, since a test may have stopped the clock.
+    for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
+        before, sizes = sizes, [log.size() for _, log in ranks.values()]
+        missing = {each for each in missing if STACKS_TITLE not in ranks[each][1].read(starts[each])}
+        # A stopped process answers no signal.
+        if sizes == before and all(_state(ranks[each][0])[0] in "Tt" for each in missing):
             break
         time.sleep(timeouts.STACKS_POLL_S)
-    return {each.rank: _explain_missing_stacks(each.pid) for each in missing}
+    return {each: f"no stacks: the process is in state {_state(ranks[each][0])}" for each in missing}
 
 
-def _explain_missing_stacks(pid: int) -> str:
-    state = _read_state(pid)
-    if state in PROCESS_STATES:
-        return f"no stacks: the process {PROCESS_STATES[state]}; state {state}"
-    return f"it was asked for its stacks but wrote none; state {state}"
-
-
-def _read_state(pid: int) -> str:
-    """Return the state of a process as a letter; a question mark where it is unknown."""
+def _state(pid: int) -> str:
+    """Return the state of a process as the kernel words it: ``T (stopped)``, ``D (disk sleep)``."""
     with suppress(OSError):
-        return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    return "?"
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith("State:"):
+                return line.partition("\t")[2]
+    return "? (ended)"

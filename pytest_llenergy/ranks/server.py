@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import random
 import re
@@ -12,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
+from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from typing import Any
 
@@ -27,7 +28,6 @@ from pytest_llenergy.ranks import call_tokens, transport
 from pytest_llenergy.ranks.call_tokens import TokensPerCall
 from pytest_llenergy.ranks.follower import FollowerJob, WorkerWatch
 from pytest_llenergy.ranks.pickling import check_finished, dump_result, load_call
-from pytest_llenergy.ranks.transport import Channel, Spooled, spool
 from pytest_llenergy.ranks.usage import (
     BackendProcesses,
     cpu_time_used_s,
@@ -68,9 +68,8 @@ def check_accelerate_world() -> None:
 class CallJob:
     """Any function as the measured work; ``call`` is pickled."""
 
-    def __init__(self, call: Spooled) -> None:
-        with call.open() as file:
-            function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(file)
+    def __init__(self, call: bytes) -> None:
+        function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(io.BytesIO(call))
         counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
         self._function = counter.counting(resolve_name(function) if isinstance(function, str) else function)
         self.count_tokens = counter.count
@@ -82,11 +81,11 @@ class CallJob:
         return check_finished(outcome)
 
 
-class ForkServer:
+class RankServer:
     """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
 
-    def __init__(self, channel: Channel, boot: dict[str, Any]) -> None:
-        self._channel = channel
+    def __init__(self, connection: Connection, boot: dict[str, Any]) -> None:
+        self._connection = connection
         self._boot = boot
         self._backend: Backend | None = None
         self._backend_name = ""
@@ -96,57 +95,39 @@ class ForkServer:
         self._job: Job | CallJob | None = None
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
-        self._pid = os.getpid()
+        # In a fork that a function makes: only one process may answer, and its end must be noticed.
+        os.register_at_fork(after_in_child=connection.close)
         self._environment = dict(os.environ)
         # Kept open, so that it can be restored even if it is renamed.
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-        # Context variables that a test sets do not reach the next test.
-        self._clean_context = copy_context()
-        self._context = self._clean_context.copy()
         # Garbage collections need not examine the modules that are loaded by now.
         gc.collect()
         gc.freeze()
 
     def run(self) -> None:
-        """Serve until pytest sends ``stop`` or closes the connection."""
-        verbs: dict[str, Callable[[Any], Any]] = {
-            "load": self._load,
-            "prepare": self._prepare,
-            "prepare_call": self._prepare_call,
-            "prepare_round": self._prepare_round,
-            "work": self._work,
-            "timeline": self._timeline,
-            "result": self._result,
-            "flops": self._flops,
-            "clean_up": self._clean_up,
-        }
+        """Serve until pytest sends ``stop`` or closes the connection; other verbs are methods."""
         while True:
             try:
-                verb, payload = self._channel.receive(remove=False)
+                verb, payload = self._connection.recv()
             except (EOFError, OSError):
                 return
             if verb == "stop":
                 self._unload()
                 return
             try:
-                answer = ("ok", self._context.run(verbs[verb], payload))
+                answer = ("ok", getattr(self, f"_{verb}")(payload))
             except BaseException as error:
                 answer = ("error", _describe(error))
-            if os.getpid() != self._pid:
-                # The function has forked, and this is the fork. Only one process may answer.
-                os._exit(1)
             # The work may have closed or replaced them.
             with suppress(Exception):
                 sys.stdout.flush()
             with suppress(Exception):
                 sys.stderr.flush()
             try:
-                self._channel.send(self._channel.encode(answer))
-            except ConnectionError:
-                return
-            except Exception as error:
-                # Such as no disk space for a large result.
-                self._channel.send(self._channel.encode(("error", _describe(error))))
+                self._connection.send(answer)
+            except OSError:
+                # pytest is gone, or this is a fork that a function has let return.
+                os._exit(1)
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
@@ -169,7 +150,7 @@ class ForkServer:
         start = time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
         if not isinstance(info, BackendInfo):
-            raise BackendError(f"{type(backend).__name__}: load returned {_kind(info)}, needs BackendInfo")
+            raise _wrong(backend, "load", info, "BackendInfo")
         self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
@@ -203,12 +184,9 @@ class ForkServer:
             inputs = write_texts(inputs, self._backend_name, count)
         self._job = job = prepare(inputs, msgspec.convert(payload["params"], task.params))
         if not hasattr(job, "run"):
-            name = type(self._backend).__name__
-            raise BackendError(
-                f"{name}: {task.method} returned {_kind(job)}, needs a job with run and result"
-            )
+            raise _wrong(self._backend, task.method, job, "a job with run and result")
 
-    def _prepare_call(self, call: Spooled) -> None:
+    def _prepare_call(self, call: bytes) -> None:
         self._job = CallJob(call)
 
     def _prepare_round(self, _payload: None) -> None:
@@ -265,10 +243,7 @@ class ForkServer:
             return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, tokens=tokens)
         generated = self._job.result(outcome)
         if not hasattr(generated, "requests"):
-            name = type(self._job).__name__
-            raise BackendError(
-                f"{name}: result returned {_kind(generated)}, needs a result such as Generation"
-            )
+            raise _wrong(self._job, "result", generated, "a result such as Generation")
         flags.update(dict.fromkeys(getattr(generated, "flags", ())))
         spans = getattr(generated, "spans", None)
         return Iteration(
@@ -280,10 +255,11 @@ class ForkServer:
             failures=tuple(getattr(generated, "failures", ())),
         )
 
-    def _result(self, _payload: None) -> Spooled:
+    def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        result = self._job.result(self._iterations[-1][2])
-        return spool(lambda file: dump_result(file, result), self._channel.directory)
+        with io.BytesIO() as file:
+            dump_result(file, self._job.result(self._iterations[-1][2]))
+            return file.getvalue()
 
     def _flops(self, _payload: None) -> bytes:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""
@@ -304,7 +280,6 @@ class ForkServer:
         self._iterations = []
         if self._backend is None:
             self._restore()
-            self._context = self._clean_context.copy()
         gc.collect()
 
     def _restore(self) -> None:
@@ -336,8 +311,9 @@ class ForkServer:
             torch.cuda.synchronize()
 
 
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def _wrong(of: object, method: str, value: object, needed: str) -> BackendError:
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    return BackendError(f"{type(of).__name__}: {method} returned {kind}, needs {needed}")
 
 
 def _seed() -> None:
@@ -359,15 +335,16 @@ def _barrier() -> None:
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
     kind, now_ns = type(error), time.monotonic_ns()
-    text = _text(error)
+    text = _format(lambda: str(error), "message")
     # A module may have its own kind of an error of this package.
     known = next((each for each in kind.__mro__ if each.__module__ == "pytest_llenergy.errors"), None)
+    code = getattr(error, "returncode", None)
     return {
         "time_ns": now_ns,
-        "pid": os.getpid(),
         "outcome": _outcome(kind),
         "reason": text,
-        "exit_code": _exit_code(error),
+        # Of ``pytest.exit``.
+        "exit_code": code if isinstance(code, int) else None,
         "error_class": known.__name__ if known is not None else None,
         "message": f"{kind.__name__}: {text}",
         "traceback": _users_traceback(error),
@@ -384,23 +361,13 @@ def _outcome(kind: type[BaseException]) -> str | None:
     return kind.__name__ if name in RUN_ENDING_CLASSES else SKIP_CLASSES.get(name)
 
 
-def _exit_code(error: BaseException) -> int | None:
-    """Return the ``returncode`` of ``pytest.exit``."""
-    code = getattr(error, "returncode", None)
-    return int(code) if isinstance(code, int) else None
-
-
-def _text(error: BaseException) -> str:
+def _format(make: Callable[[], str], what: str) -> str:
+    """Return a text that code of the user makes, as a plain str, which pytest can unpickle and print."""
     try:
-        return _plain_text(str(error))
+        return str.encode(make(), errors="backslashreplace").decode()
     except BaseException as another:
-        # Also SystemExit, which ends ``__str__`` here and not the test.
-        return f"(its message cannot be formatted: {type(another).__name__})"
-
-
-def _plain_text(text: str) -> str:
-    """Convert a subclass of str, which pytest may be unable to unpickle, and escape surrogates."""
-    return str.encode(text, errors="backslashreplace").decode()
+        # Also SystemExit, which ends that code here and not the test.
+        return f"(its {what} cannot be formatted: {type(another).__name__})"
 
 
 def _users_traceback(error: BaseException) -> str:
@@ -408,11 +375,8 @@ def _users_traceback(error: BaseException) -> str:
     found, ours = error.__traceback__, (__file__, call_tokens.__file__)
     while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
         found = found.tb_next
-    try:
-        return _plain_text("".join(traceback.format_exception(type(error), error, found)))
-    except BaseException as another:
-        # Formatting runs code of loaders, of the error and of its causes.
-        return f"(its traceback cannot be formatted: {type(another).__name__})"
+    # Formatting runs code of loaders, of the error and of its causes.
+    return _format(lambda: "".join(traceback.format_exception(type(error), error, found)), "traceback")
 
 
 def _is_of_collective(error: BaseException, text: str) -> bool:

@@ -27,11 +27,7 @@ REMEDY = "use --energy-start-method=spawn"
 
 
 class PreloadError(Exception):
-    """Ranks cannot be forked from this process. ``details`` is a traceback, if there is one."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
+    """Ranks cannot be forked from this process. Arguments: the message, and a traceback if there is one."""
 
 
 def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
@@ -47,7 +43,7 @@ def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
         except BaseException as error:
             message = f"importing {name} before the ranks are forked failed: {type(error).__name__}: {error}"
             raise PreloadError(message, traceback.format_exc()) from error
-    if is_cuda_initialised():
+    if _is_cuda_initialised():
         raise PreloadError(
             f"importing {', '.join(names)} initialised CUDA, which a forked rank cannot use; {REMEDY}"
         )
@@ -67,7 +63,7 @@ def check_threads() -> None:
         raise PreloadError(f"the preloaded modules have left {threads - 1} threads running; {REMEDY}")
 
 
-def is_cuda_initialised() -> bool:
+def _is_cuda_initialised() -> bool:
     """Return whether this process has called ``cuInit``. Does not load the driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -18,9 +18,6 @@ from contextlib import contextmanager
 START_TIMEOUT_S = 120.0
 #: Time limit for a connection to the own host, which a firewall may drop.
 LOOPBACK_TIMEOUT_S = 1.0
-#: Time limit for a connection to an address of another host, which a firewall may drop, and for further ones
-#: once one address has answered.
-ROUTE_TIMEOUT_S, OTHER_ROUTES_TIMEOUT_S = 5.0, 0.2
 #: A start or a load that failed is not tried again in the same run if it took at least this long. A shorter
 #: one is: that costs little, and the cause may have been a lost connection.
 SLOW_LOAD_S = 10.0

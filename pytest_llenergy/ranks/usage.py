@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker
 from pytest_llenergy.ranks import proctree
@@ -33,23 +34,18 @@ def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
     """
     times_s = {0: time.process_time()}
     for pid in others if sys.platform == "linux" else ():
-        with suppress(OSError):
-            times_s[pid] = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED) + _of_ended_children_s(pid)
+        import psutil
+
+        with suppress(OSError, psutil.Error):
+            now_s = time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
+            ended = psutil.Process(pid).cpu_times()
+            times_s[pid] = now_s + ended.children_user + ended.children_system
     return times_s
 
 
 def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> float:
     """Return the CPU time (s) between two readings of the processes in the second; new ones count in full."""
     return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
-
-
-def _of_ended_children_s(pid: int) -> float:
-    import psutil
-
-    with suppress(psutil.Error):
-        times = psutil.Process(pid).cpu_times()
-        return float(times.children_user + times.children_system)
-    return 0.0
 
 
 class BackendProcesses:
@@ -65,10 +61,8 @@ class BackendProcesses:
         self.servers: tuple[int, ...] = tuple(
             worker.pid for worker in workers if (worker.server or worker.attached) and worker.pid
         )
-        elsewhere = any(worker.pid != os.getpid() for worker in workers)
-        self.has_peak_memory: bool = not any(worker.attached for worker in workers) and not (
-            on_gpu and elsewhere
-        )
+        elsewhere = on_gpu and any(worker.pid != os.getpid() for worker in workers)
+        self.has_peak_memory: bool = not elsewhere and not any(worker.attached for worker in workers)
 
     def pids(self) -> frozenset[int]:
         """Return their current pids."""
@@ -84,10 +78,9 @@ class BackendProcesses:
 
 def reset_peak_memory(others: Iterable[int] = ()) -> None:
     """Reset the peak memory of this process, its GPUs and other processes, where the system can."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.reset_peak_memory_stats(index)
+    if (cuda := _cuda_in_use()) is not None:
+        for index in range(cuda.device_count()):
+            cuda.reset_peak_memory_stats(index)
     for process in ("self", *others):
         with suppress(OSError):
             Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK)
@@ -100,13 +93,11 @@ def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
     summed over processes. Shared pages count for each process: the kernel reports how many are shared now,
     not how many were at the peak.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return sum(int(torch.cuda.max_memory_allocated(index)) for index in range(torch.cuda.device_count()))
+    if (cuda := _cuda_in_use()) is not None:
+        return sum(int(cuda.max_memory_allocated(index)) for index in range(cuda.device_count()))
     here = _status_bytes("VmHWM")
     # A process that has ended has no memory.
-    elsewhere = (_status_bytes("VmHWM", str(pid)) or 0 for pid in others)
-    return None if here is None else here + sum(elsewhere)
+    return None if here is None else here + sum(_status_bytes("VmHWM", pid) or 0 for pid in others)
 
 
 def memory_bytes(pid: int | None = None) -> int | None:
@@ -115,19 +106,21 @@ def memory_bytes(pid: int | None = None) -> int | None:
     Args:
         pid: Another process, whose GPU memory is not counted; by default this one.
     """
-    if pid is not None:
-        return _status_bytes("RssAnon", str(pid))
+    if pid is None and (cuda := _cuda_in_use()) is not None:
+        cuda.empty_cache()
+        return sum(int(cuda.memory_allocated(index)) for index in range(cuda.device_count()))
+    return _status_bytes("RssAnon", pid or "self")
+
+
+def _cuda_in_use() -> Any:
+    """Return ``torch.cuda`` if this process has initialised it, else None."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-        return sum(int(torch.cuda.memory_allocated(index)) for index in range(torch.cuda.device_count()))
-    return _status_bytes("RssAnon")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
 
 
-def _status_bytes(name: str, process: str = "self") -> int | None:
-    try:
+def _status_bytes(name: str, process: int | str = "self") -> int | None:
+    with suppress(OSError):
         status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return None
-    match = re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE)
-    return int(match.group(1)) * 1024 if match else None
+        if match := re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE):
+            return int(match.group(1)) * 1024
+    return None

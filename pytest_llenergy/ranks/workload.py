@@ -18,7 +18,6 @@ from pytest_llenergy.ranks.call_tokens import UNCOUNTED, TokensPerCall
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
 from pytest_llenergy.ranks.timeouts import TimeLimit
-from pytest_llenergy.ranks.transport import Spooled, spool
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
 
@@ -35,15 +34,13 @@ class RankWorkload:
         slo: Limits of the latencies of a served load.
     """
 
-    def __init__(
-        self, group: RankGroup, limit: TimeLimit, replica_size: int = 1, slo: Slo | None = None
-    ) -> None:
+    def __init__(self, group: RankGroup, limit: TimeLimit, slo: Slo | None = None) -> None:
         self._group = group
         self.slo = slo
         #: Of the preparation together with the first round, then of each further round.
         self._limit = limit
         self._had_round = False
-        self._replica_size = replica_size
+        self._replica_size = group.plan.replica_size
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
@@ -65,24 +62,23 @@ class RankWorkload:
             WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
         answers = self._group.request_all("timeline", None, self._limit)
-        peaks = [peak for _, peak in answers if peak is not None]
-        if len(peaks) == len(answers):
-            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peaks))
-        highest = zip(self.rank_peak_memory_bytes, (peak for _, peak in answers), strict=True)
-        self.rank_peak_memory_bytes = [_higher(*both) for both in highest]
+        for rank, (_, peak) in enumerate(answers):
+            if peak is not None:
+                self.rank_peak_memory_bytes[rank] = max(self.rank_peak_memory_bytes[rank] or 0, peak)
+        if all(peak is not None for _, peak in answers):
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peak for _, peak in answers))
         reports = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
         ranks = [self._group.to_local_times(report) for report in reports]
         if self._group.plan.nodes > 1:
             # Their processes work as long as the first rank does.
-            firsts = [ranks[number - number % self._replica_size] for number in range(len(ranks))]
             ranks = [
-                msgspec.structs.replace(rank, iterations=first.iterations)
-                for rank, first in zip(ranks, firsts, strict=True)
+                msgspec.structs.replace(rank, iterations=ranks[self._first(number)].iterations)
+                for number, rank in enumerate(ranks)
             ]
         elif self._replica_size > 1:
             self._check_counts(ranks)
         marked = (
-            msgspec.structs.replace(rank, repeats_others=number % self._replica_size > 0)
+            msgspec.structs.replace(rank, repeats_others=self._first(number) != number)
             for number, rank in enumerate(ranks)
         )
         return Timeline(ranks=tuple(marked))
@@ -111,19 +107,27 @@ class RankWorkload:
 
     def _results_of_ranks(self) -> list[Any]:
         answers = self._group.request_all("result", None, self._limit)
-        try:
-            return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
-        finally:
-            for answer in answers:
-                answer.remove()
+        return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+
+    def _first(self, rank: int) -> int:
+        """Return the first rank with the same inputs."""
+        return rank - rank % self._replica_size
 
     def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
-        self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
+        counts = [
+            [
+                f"{request.input_tokens} in, {request.output_tokens} out"
+                for iteration in rank.iterations
+                for request in iteration.requests
+            ]
+            for rank in ranks
+        ]
+        self._check_alike(counts, "counts of tokens")
 
     def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
         """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
         for rank, found in enumerate(by_rank):
-            first = rank - rank % self._replica_size
+            first = self._first(rank)
             if found != by_rank[first]:
                 raise WorkerError(
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
@@ -141,7 +145,7 @@ class CallsInRanks(RankWorkload):
 
     def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
         for number, rank in enumerate(ranks):
-            first = ranks[number - number % self._replica_size]
+            first = ranks[self._first(number)]
             told, found = first.iterations[0].tokens, rank.iterations[0].tokens
             if told is not None and found is not None and told != found:
                 raise WorkerError(
@@ -154,19 +158,14 @@ class CallsInRanks(RankWorkload):
 def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
     """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
 
-    Args:
-        group: The ranks.
-        inputs: The batch.
-        params: Parameters of the task.
-        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
+    ``timeout_s`` limits each round, and the preparation together with the first one.
     """
-    replica_size = group.plan.replica_size
-    parts = split_prompts(inputs, len(group.ranks) // replica_size)
+    size = group.plan.replica_size
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
-    payloads = [{**task, "inputs": part} for part in parts for _ in range(replica_size)]
+    parts = split_prompts(inputs, len(group.ranks) // size)
     limit = TimeLimit(timeout_s)
-    group.request("prepare", payloads, limit)
-    return RankWorkload(group, limit, replica_size, getattr(params, "slo", None))
+    group.request("prepare", [{**task, "inputs": part} for part in parts for _ in range(size)], limit)
+    return RankWorkload(group, limit, getattr(params, "slo", None))
 
 
 def call_workload(
@@ -177,42 +176,22 @@ def call_workload(
     timeout_s: float,
     tokens: TokensPerCall = UNCOUNTED,
 ) -> CallsInRanks:
-    """Prepare the same call on every rank. ``function`` may be a name, ``"module:function"``.
+    """Prepare the same call of a function, or of one named ``"module:function"``, on every rank.
 
-    Args:
-        group: The ranks.
-        function: The function, or its name as ``"module:function"``.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        timeout_s: Time limit of each round, and of the preparation with the first one (seconds).
-        tokens: Tokens of each call on a rank.
+    ``timeout_s`` limits each round, and the preparation together with the first one.
     """
     limit = TimeLimit(timeout_s)
-    call = spool(
-        lambda file: pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens),
-        group.directory,
-    )
-    try:
-        group.request_all("prepare_call", call, limit)
-    finally:
-        call.remove()
-    return CallsInRanks(group, limit, group.plan.replica_size)
-
-
-def _higher(before: int | None, now: int | None) -> int | None:
-    return before if now is None else max(before or 0, now)
+    with io.BytesIO() as file:
+        pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens)
+        group.request_all("prepare_call", file.getvalue(), limit)
+    return CallsInRanks(group, limit)
 
 
 def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
     """Split as accelerate's ``split_between_processes`` does: 7 prompts over 2 ranks are 4 and 3."""
     size, extra = divmod(len(prompts), n)
-    parts: list[list[str | Request]] = []
-    start = 0
-    for rank in range(n):
-        end = start + size + (1 if rank < extra else 0)
-        parts.append(list(prompts[start:end]))
-        start = end
-    return parts
+    starts = [rank * size + min(rank, extra) for rank in range(n + 1)]
+    return [list(prompts[starts[rank] : starts[rank + 1]]) for rank in range(n)]
 
 
 def pickle_call(
@@ -223,15 +202,7 @@ def pickle_call(
     is_everywhere: Callable[[str], bool] = exists_here,
     tokens: TokensPerCall = UNCOUNTED,
 ) -> None:
-    """Pickle a call for the ranks into a file.
-
-    Args:
-        file: Receives the pickle.
-        function: The function, or its name.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        is_everywhere: Returns whether all hosts have a file. Code in other files goes with the call.
-        tokens: Tokens of each call.
+    """Pickle a call for the ranks into a file; see ``dump_call``.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -241,9 +212,6 @@ def pickle_call(
         raise PlanError(f"workers: {REFUSAL}")
     try:
         dump_call(file, function, (*tokens, *args), kwargs, is_everywhere)
-    except (WorkerError, BrokenPipeError):
-        # Of the file.
-        raise
     except Exception as error:
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
@@ -275,12 +243,6 @@ def _can_be_sent(part: Any) -> bool:
     return True
 
 
-def _counts(rank: RankTimeline) -> list[str]:
-    """Return the token counts of each request of each iteration."""
-    requests = [request for iteration in rank.iterations for request in iteration.requests]
-    return [f"{request.input_tokens} in, {request.output_tokens} out" for request in requests]
-
-
 def _first_difference(first: list[Any], other: list[Any]) -> str:
     """Describe the first difference between results of the same prompts."""
     for index, (one, two) in enumerate(zip(first, other, strict=False)):
@@ -293,10 +255,9 @@ def _first_difference(first: list[Any], other: list[Any]) -> str:
     return f"{len(first)} and {len(other)} requests"
 
 
-def _unpickle(result: Spooled, rank: int) -> Any:
+def _unpickle(result: bytes, rank: int) -> Any:
     try:
-        with result.open() as file:
-            return load_result(file)
+        return load_result(io.BytesIO(result))
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ranks import guard, proctree
+from pytest_llenergy.ranks import proctree
 
 from ..nvml_sim.boards import Board
 from ..nvml_sim.world import World
@@ -39,6 +39,14 @@ REQUIRED_VARIABLE = "LLENERGY_TEST_CLUSTER"
 
 #: Time limit for `ray start`, which takes 4 to 8 s on an idle machine.
 START_TIMEOUT_S = 180.0
+
+#: Runs a command under a guard: its arguments are the pid of this process, an open file, and the command.
+UNDER_GUARD = """
+import os, sys
+from pytest_llenergy.ranks.guard import fork_under_guard
+fork_under_guard(int(sys.argv[1]), "", int(sys.argv[2]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def required_or_skip(reason: str) -> None:
@@ -170,12 +178,10 @@ class RayNodes:
         log = place / "ray.log"
         with log.open("wb") as output, Path(os.devnull).open() as nothing:
             process = subprocess.Popen(
-                guard.guarded_command(
-                    os.getpid(),
-                    place / "nothing",
-                    nothing.fileno(),
-                    ["/usr/bin/env", *host, *wrapper, *self._start_command(address, boards)],
-                ),
+                [
+                    *(sys.executable, "-c", UNDER_GUARD, str(os.getpid()), str(nothing.fileno())),
+                    *("/usr/bin/env", *host, *wrapper, *self._start_command(address, boards)),
+                ],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

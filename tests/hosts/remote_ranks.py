@@ -16,7 +16,6 @@ from pytest_llenergy.hosts.client import AgentClient
 from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.plan import HostDevices, ProcessPlan, plan_on_hosts
-from pytest_llenergy.scratch import ScratchDirectory
 
 from ..nvml_sim import Board, World
 from ..ranks.groups import PLAIN
@@ -33,7 +32,6 @@ class Gang:
 
     clients: list[AgentClient]
     hosts: dict[str, RemoteHost]
-    received: Path
     locks: list[Path]
 
     def start(self, capabilities: Any = PLAIN) -> RankGroup:
@@ -60,8 +58,6 @@ def open_gang(
     With the ``library`` of the stand-in for NVML, each has a board.
     """
     with ExitStack() as end:
-        received = ScratchDirectory(directory)
-        end.callback(received.remove)
         named, locks = {}, []
         for slot in range(2):
             locks.append(directory / f"locks{slot}")
@@ -74,8 +70,8 @@ def open_gang(
             own_host = {"host": "n2", "prefix": prefix} if slot and can_be_another_host() else {}
             named[f"n{slot + 1}"] = {"environment": environment, **own_host}
         opened = end.enter_context(closing(AgentGang(named)))
-        hosts = {each.name: RemoteHost(each, received.path, method, logs) for each in opened.hosts}
-        yield Gang(opened.hosts, hosts, received.path, locks)
+        hosts = {each.name: RemoteHost(each, method, logs) for each in opened.hosts}
+        yield Gang(opened.hosts, hosts, locks)
 
 
 @pytest.fixture(scope="module")

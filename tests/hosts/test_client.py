@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import msgspec
@@ -175,7 +174,8 @@ def test_a_killed_agent_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         pending = lost.begin("trial.sleep", seconds=60)
         begin_s = time.monotonic()
         os.kill(lost.facts.pid, signal.SIGKILL)
-        assert wait([lost.sentinel, other.sentinel], 60.0) == [lost.sentinel]
+        while lost.lost is None:
+            time.sleep(0.001)
         noticed_s = time.monotonic() - begin_s
         for ask in (
             lambda: pending.result(60.0),
@@ -204,7 +204,6 @@ def test_a_stopped_agent_is_lost_after_three_missed_beats(filled: bool) -> None:
         noticed_s = time.monotonic() - begin_s
         assert str(caught.value) == client.lost
         assert re.fullmatch("host0: its agent has not (answered|read) for 3 s", str(client.lost))
-        assert wait([client.sentinel], 0)
         print(f"noticed after {noticed_s:.2f} s")
         # Its last beat was up to a second ago; on a busy machine it was late.
         assert noticed_s >= timeouts.MISSED_S - 2 * timeouts.BEAT_S

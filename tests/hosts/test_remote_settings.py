@@ -34,7 +34,7 @@ def leased(hosts: Sequence[FakeHost], directory: Path, program: str = "") -> Ite
     named = {host.name: {"environment": host.environment, "program": program} for host in hosts}
     with closing(AgentGang(named)) as gang:
         for client in gang.hosts:
-            answer = RemoteHost(client, directory, "spawn").lease(
+            answer = RemoteHost(client, "spawn").lease(
                 GpuRequest(2), exclusive=False, wait_s=5.0, busy_timeout_s=5.0, test="t"
             )
             assert answer.lease is not None

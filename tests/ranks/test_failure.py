@@ -182,7 +182,7 @@ class TestFailures:
         with pytest.raises(WorkerError) as caught:
             run_until_it_hangs(pair, exec, hang, hangs=hangs)
         outputs = dict(caught.value.sections)
-        assert "the process is stopped, by SIGSTOP or the like; state T" in outputs["output of rank 0"]
+        assert "no stacks: the process is in state T (stopped)" in outputs["output of rank 0"]
         assert "(most recent call first):" in outputs["output of rank 1"]
         assert "(no stacks" not in outputs["output of rank 1"]
 

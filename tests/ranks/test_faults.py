@@ -145,7 +145,7 @@ def test_every_fault_is_reported_and_leaves_no_process(
     check_nothing_is_left(mark)
 
 
-#: A rank with a forked child, which keeps its connection open, loses its supervisor and that one's guard.
+#: A rank with a forked child loses its supervisor and that one's guard.
 ORPHANED = """
 import os, signal, time, psutil, pytest
 

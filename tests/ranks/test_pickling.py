@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from pytest_llenergy.errors import WorkerError
@@ -200,21 +199,6 @@ def test_an_instance_of_an_importable_class_keeps_its_class(
     assert type(instance) is module.Locked
 
 
-def is_registered() -> bool:
-    return __name__ in cloudpickle.list_registry_pickle_by_value()
-
-
-def test_modules_that_a_test_has_registered_stay_registered() -> None:
-    pickled_call(is_registered, (), {})
-    assert not is_registered()
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    try:
-        pickled_call(is_registered, (), {})
-        assert is_registered()
-    finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
 @pytest.mark.slow
 def test_classes_of_an_editable_install_are_pickled_by_name(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
@@ -239,18 +223,6 @@ def test_classes_of_an_editable_install_are_pickled_by_name(
     )
     without_torch(pytester.path)
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
-
-
-def test_a_changed_search_path_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "on_and_off.py").write_text("class Value: pass\n")
-    by_name = []
-    with monkeypatch.context() as patch:
-        patch.syspath_prepend(tmp_path)
-        module = importlib.import_module("on_and_off")
-        by_name.append(pickled_call(id, (module.Value(),), {}))
-    by_name.append(pickled_call(id, (module.Value(),), {}))
-    # The name of the module is in both, but only pickled by name is it imported.
-    assert [b"_make_skeleton_class" in each for each in by_name] == [False, True]
 
 
 def test_helpers_that_another_host_lacks_are_pickled_by_value(

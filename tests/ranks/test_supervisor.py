@@ -208,33 +208,6 @@ def test_a_supervisor_that_does_not_answer_is_replaced(
     again.close()
 
 
-def test_a_late_answer_is_not_mistaken_for_the_next(host: LocalHost) -> None:
-    ranks = start(host, 1)
-
-    def interrupt(*_: object) -> None:
-        raise TimeoutError("of the test")
-
-    def ask() -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
-        host.send_signal(ranks._name, 0)
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    (supervisor,) = run(ranks, os.getppid)
-    assert isinstance(supervisor, int)
-    try:
-        os.kill(supervisor, signal.SIGSTOP)
-        with pytest.raises((TimeoutError, WorkerError)):
-            ask()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        os.kill(supervisor, signal.SIGCONT)
-    ranks.kill()
-    again = start(host, 1)
-    assert run(again, max, 1, 2) == [2]
-    again.close()
-
-
 def test_the_reported_start_method_is_the_real_one(mark: str) -> None:
     host = LocalHost("forkserver")
     # With nothing to preload there is nothing to fork from.

@@ -66,18 +66,3 @@ def test_each_round_has_the_whole_limit(pair: RankGroup) -> None:
         workload.run_round()
         # Such as the meters' waits between rounds.
         time.sleep(0.1)
-
-
-#: Goes by file.
-LARGE = 1 << 20
-
-
-def test_no_file_of_a_large_argument_stays(pair: RankGroup) -> None:
-    directory = pair._ranks[0].channel.directory
-
-    def files(_argument: bytes) -> list[str]:
-        return sorted(each.name for each in directory.iterdir() if each.name.startswith("message-"))
-
-    before = set(directory.iterdir())
-    assert run(pair, files, bytes(LARGE)) == [[], []]
-    assert set(directory.iterdir()) == before

@@ -98,49 +98,6 @@ def test_ranks_have_the_interpreter_flags_of_pytest(pytester: pytest.Pytester) -
     pytester.run(sys.executable, *flags, "-m", "pytest", *arguments).assert_outcomes(passed=1)
 
 
-def test_a_full_disk_is_reported_with_its_rank(pytester: pytest.Pytester) -> None:
-    """The limit of a file's size stands for a full disk: what is large goes by file."""
-    pytester.makepyfile(
-        """
-        import resource
-
-        LARGE = bytes(1_000_000)
-
-        def little_room():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-
-        def much():
-            little_room()
-            return LARGE
-
-        def test_from_a_rank(workers):
-            workers.run(much)
-
-        def test_to_a_rank(workers):
-            before = resource.getrlimit(resource.RLIMIT_FSIZE)
-            little_room()
-            try:
-                workers.run(len, LARGE)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-        def test_after(workers):
-            assert workers.run(len, LARGE) == [1_000_000]
-        """
-    )
-    without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
-    result.assert_outcomes(failed=2, passed=1)
-    text = "a message of 10????? bytes or more to or from a rank goes by file, and * has no room for it (*): "
-    result.stdout.fnmatch_lines(
-        [
-            f"WorkerError: rank 0 of 1 (cpu, pid *): WorkerError: {text}set TMPDIR to a directory that has",
-            f"WorkerError: {text}set TMPDIR to a directory that has",
-            "test_a_full*.py:*: in test_to_a_rank",
-        ]
-    )
-
-
 def test_the_debugger_opens_in_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -282,3 +239,26 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",
         ]
     )
+
+
+def test_a_test_may_stop_the_clock_and_forbid_sockets(pytester: pytest.Pytester) -> None:
+    """As freezegun and pytest-socket do."""
+    pytester.makepyfile(
+        """
+        import socket, time
+        import pytest
+
+        class Forbidden(socket.socket):
+            def __new__(cls, *args, **kwargs):
+                raise RuntimeError("no sockets here")
+
+        @pytest.mark.parametrize("run", ["first", "again"])
+        @pytest.mark.gpus(2, fallback="cpu")
+        def test_it(workers, monkeypatch, run):
+            monkeypatch.setattr(socket, "socket", Forbidden)
+            monkeypatch.setattr(time, "monotonic", lambda: 5.0)
+            assert workers.run(max, 1, 2) == [2, 2]
+        """
+    )
+    without_torch(pytester.path)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--timeout=60").assert_outcomes(passed=2)

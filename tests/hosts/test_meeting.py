@@ -4,21 +4,29 @@
 from __future__ import annotations
 
 import os
-import warnings
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.hosts.meeting import (
+    LOOPBACK,
+    Offer,
+    Routes,
+    arrange_meetings,
+    choose_address,
+    find_routes,
+    listen,
+)
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.meeting import LOOPBACK, Offer, choose_address, find_routes, listen
-from pytest_llenergy.ranks.plan import HostDevices, plan_on_hosts
+from pytest_llenergy.ranks.plan import HostDevices, ProcessPlan, plan_on_hosts
 from pytest_llenergy.record.record import Parallel
-
-from .groups import run
+from tests.ranks.groups import run
 
 OFFER = Offer(("10.0.0.1", "172.17.0.1", "127.0.0.1"), 4711, (4712, 4713), "boot")
 
@@ -51,21 +59,31 @@ def test_a_host_finds_its_interface_to_each_address_that_answers() -> None:
         assert "127.0.0.1" not in find_routes(replace(tried, boot_id="another"))
         # Unknown ones are equal to none, not even to each other.
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pytest_llenergy.ranks.meeting.read_boot_id", lambda: "")
+            patch.setattr("pytest_llenergy.hosts.meeting.read_boot_id", lambda: "")
             assert "127.0.0.1" not in find_routes(replace(tried, boot_id=""))
     assert find_routes(replace(offer, addresses=("127.0.0.1",))) == {}
 
 
 class OfferingHost(LocalHost):
-    """Keeps its offers."""
+    """Meets others as hosts with agents do, and keeps its offers."""
 
     def __init__(self) -> None:
         super().__init__("spawn")
         self.offers: list[Offer] = []
 
+    def meet(
+        self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[str, dict[str, dict[str, str]]]:
+        return arrange_meetings(group, plan.nodes, hosts, environment)
+
     def offer_meeting(self, group: str) -> Offer:
-        self.offers.append(super().offer_meeting(group))
-        return self.offers[-1]
+        server, offer = listen()
+        server.close()
+        self.offers.append(offer)
+        return offer
+
+    def find_routes(self, offer: Offer) -> Routes:
+        return dict.fromkeys(offer.addresses, LOOPBACK)
 
 
 def master_port() -> int:
@@ -88,14 +106,3 @@ def test_two_models_over_two_hosts_each_meet_at_ports_that_are_used_for_nothing_
     assert [len(host.offers) for host in hosts.values()] == [1, 0, 1, 0]
     first, second = (hosts[name].offers[0].free_ports[1] for name in ("n1", "n3"))
     assert ports == [first, first, second, second]
-
-
-def test_a_host_that_offers_twice_closes_the_socket_of_its_first_offer() -> None:
-    host = LocalHost("spawn")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ResourceWarning)
-        host.offer_meeting("group")
-        host.offer_meeting("group")
-        host.kill("group")
-    host.close()
-    assert caught == []
