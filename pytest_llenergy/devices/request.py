@@ -33,6 +33,7 @@ class GpuRequest:
         per_host: How many of them each host has; ``None`` leaves that to the cluster.
         tensor_across_hosts: Whether the shards of one layer may be on several hosts.
         roles: Positions in the lease of the GPUs that a server prefills and decodes on; empty without roles.
+        isolate: Whether a plain test runs in a process of its own; ``None`` if it gets GPUs.
 
     Raises:
         PlanError: A value is invalid.
@@ -46,12 +47,15 @@ class GpuRequest:
     per_host: int | None = None
     tensor_across_hosts: bool = False
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    isolate: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
             raise PlanError(f"n is {self.n!r}, needs a whole number, 1 or more")
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise PlanError(f'name is {self.name!r}, needs a part of the product name, such as "H200"')
+        if self.isolate not in (None, True, False):
+            raise PlanError(f"isolate is {self.isolate!r}, needs True or False")
         if self.fallback not in (None, "cpu"):
             raise PlanError(f'fallback is {self.fallback!r}, must be "cpu"')
         if self.memory is not None:

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from pytest_llenergy import hookspecs
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.plugin import marks
 from pytest_llenergy.plugin.fixtures import (
     _llenergy_backend,
@@ -32,8 +32,10 @@ from pytest_llenergy.plugin.settings import add_options, settings_of
 from pytest_llenergy.plugin.stash import (
     BACKEND_PARAMETER,
     ENVIRONMENT,
+    GIVEN_LEASE,
     ITEM_IN_CALL,
     LEASE,
+    NO_TERMINAL,
     is_measured,
     is_worker,
     uses_fixture,
@@ -79,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for mark in marks.MARKS:
         config.addinivalue_line("markers", str(mark.__doc__))
     config.stash[ENVIRONMENT] = dict(os.environ)
+    if GIVEN_LEASE in config.stash:
+        return
     manager = config.pluginmanager
     check_settings(config)
     if settings_of(config).save is not None:
@@ -133,6 +137,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if GIVEN_LEASE in metafunc.config.stash:
+        return
     if BACKEND_PARAMETER in metafunc.fixturenames or marks.has_energy_marks(metafunc.definition):
         from pytest_llenergy.plugin.collection import check_function
 
@@ -150,6 +156,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 # First, so that other plugins report only the tests that remain.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if GIVEN_LEASE in session.config.stash:
+        return
     if any(uses_fixture(item, LEASE) or marks.has_energy_marks(item) for item in session.items):
         from pytest_llenergy.plugin.collection import check_collected_tests
 
@@ -164,21 +172,36 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if marks.has_energy_marks(item):
+        from pytest_llenergy.plugin.isolated import run_isolated, runs_isolated
+
+        if runs_isolated(item):
+            run_isolated(item, nextitem)
+            return True
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
     # Otherwise this frame would head the traceback of each fixture of a conftest that fails.
     __tracebackhide__ = True
     try:
+        isolated = GIVEN_LEASE in item.config.stash
         # Hooks may have added marks or tests since collection.
-        if is_measured(item) or uses_fixture(item, LEASE) or marks.has_energy_marks(item):
+        if isolated:
+            pass
+        elif is_measured(item) or uses_fixture(item, LEASE) or marks.has_energy_marks(item):
             from pytest_llenergy.plugin.collection import prepare_test
 
             prepare_test(item)
         result = yield
-        if not isinstance(item, pytest.Function) and marks.has_energy_marks(item):
+        if not isolated and not isinstance(item, pytest.Function) and marks.has_energy_marks(item):
             from pytest_llenergy.plugin.collection import lease_for_item
 
             lease_for_item(item)
+        _check_visibility(item)
         return result
     except LLEnergyError as error:
         raise as_failure(item, "setup", error) from None
@@ -193,6 +216,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     stash[ITEM_IN_CALL] = item
     try:
         result = yield
+        _check_visibility(item)
         if is_measured(item):
             from pytest_llenergy.plugin.plan import plan_of
             from pytest_llenergy.plugin.recorder import add_scores, check_extra_info, check_gates
@@ -216,6 +240,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             from pytest_llenergy.plugin.recorder import add_junit_properties
 
             add_junit_properties(item)
+
+
+def _check_visibility(item: pytest.Item) -> None:
+    if uses_fixture(item, LEASE) or marks.has_energy_marks(item):
+        from pytest_llenergy.plugin.visibility import check_visibility
+
+        check_visibility(item)
 
 
 # Outermost, so that the record has the outcome that other plugins decide on.
@@ -259,13 +290,15 @@ def pytest_runtest_makereport(
 
 
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    if isinstance(node, pytest.Item) and uses_fixture(node, LEASE):
+    if isinstance(node, pytest.Item) and uses_fixture(node, LEASE) and GIVEN_LEASE not in node.config.stash:
         from pytest_llenergy.plugin.session import state_of
 
         state_of(node.config).pool.note_failure()
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
+    if GIVEN_LEASE in config.stash:
+        raise PlanError(NO_TERMINAL)
     from pytest_llenergy.plugin.progress import stop_live_progress
 
     stop_live_progress(config)

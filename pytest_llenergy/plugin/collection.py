@@ -30,6 +30,7 @@ from pytest_llenergy.plugin.stash import (
     BACKEND_PARAMETER,
     ENERGY,
     LEASE,
+    MEASURING,
     is_measured,
     is_worker,
     uses_energy,
@@ -62,6 +63,7 @@ GPUS_VALUE = (
     "the fixture gpus takes no value: the mark determines the lease; write pytest.param(..., "
     "marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in pytest_collection_modifyitems"
 )
+ISOLATE = "the argument isolate of @pytest.mark.gpus"
 SETTINGS_WITHOUT_GPUS = (
     "@pytest.mark.gpu_settings changes GPUs, but the test leases none; add @pytest.mark.gpus(1)"
 )
@@ -248,6 +250,13 @@ def lease_for_item(item: pytest.Item) -> None:
 def _check_effects(item: pytest.Item, plan: TestPlan, fixtures: Collection[str]) -> None:
     """Raise ``PlanError`` for a mark that has no effect on a test with these fixtures."""
     energy, benchmark = GATED_FIXTURES
+    isolate = plan.gpus.isolate if plan.gpus is not None else None
+    if isolate is not None and runs_in_ranks(plan, fixtures):
+        raise PlanError(f"{ISOLATE} is for plain tests; the work of this one runs in ranks anyway: remove it")
+    if isolate and (MEASURING in fixtures or benchmark in fixtures):
+        raise PlanError(
+            f"{ISOLATE} is for plain tests; this one measures code in pytest's process: remove it"
+        )
     if plan.gate is not None and not any(name in fixtures for name in GATED_FIXTURES):
         raise PlanError(GATE_WITHOUT_ENERGY)
     # A mark on a class or module is for those of its tests that measure.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -21,13 +21,12 @@ from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.visibility import visible_variables
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plugin.draft import Draft, draft_of
-from pytest_llenergy.plugin.plan import plan_of
+from pytest_llenergy.plugin.plan import plan_of, runs_in_ranks
 from pytest_llenergy.plugin.session import RunState, state_of
-from pytest_llenergy.plugin.stash import RANK_FIXTURES, uses_energy, uses_fixture
-from pytest_llenergy.plugin.worker_gpus import WorkerGpus
+from pytest_llenergy.plugin.stash import ISOLATED, uses_energy
+from pytest_llenergy.plugin.visibility import restrict_this_process, watch_visibility
 from pytest_llenergy.record.record import Flag
 
 #: What a local run in a Slurm job of several nodes leaves out.
@@ -57,12 +56,13 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     state.pool.begin_test(str(item.path))
     settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
-    if draft.in_process and request is not None and request.n > (request.per_host or request.n):
+    one_process = draft.in_process or ISOLATED in item.stash
+    if one_process and request is not None and request.n > (request.per_host or request.n):
         raise PlanError(
-            f"@pytest.mark.{request} asks for several hosts, and the measured code of this test runs in "
-            "pytest's process; run it in ranks: energy(...), or the fixture workers"
+            f"@pytest.mark.{request} asks for several hosts, and the code of this test runs in one process; "
+            "run it in ranks: energy(...), or the fixture workers"
         )
-    if request is not None and settings.cluster != "local" and not draft.in_process:
+    if request is not None and settings.cluster != "local" and not one_process:
         with _lease_on_cluster(item, request, wanted_settings) as lease:
             yield lease
         return
@@ -82,7 +82,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
         has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
-        hint = OTHER_NODES if has_others and not draft.in_process else ""
+        hint = OTHER_NODES if has_others and not one_process else ""
         pytest.skip(f"{error}{hint}")
     draft.fallback = possible.fallback
     if possible.uuids:
@@ -90,10 +90,11 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         if own is not None:
             if own.skip is not None:
                 pytest.skip(own.skip)
-            if wanted_settings is None and not uses_energy(item) and not _uses_ranks(item):
+            if wanted_settings is None and draft.in_process and not uses_energy(item):
                 # Nothing else has them, and nothing is measured.
                 draft.lease, draft.lease_intact = possible, state.keeper.is_intact
-                yield possible
+                with watch_visibility(item, own.lease):
+                    yield possible
                 return
     # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
     draft.host_exclusive = not possible.uuids or every or state.measures_host
@@ -112,7 +113,9 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
             _wait_until_free(lease, state, draft, show)
         with (
             change_boards(item, lease, wanted_settings),
-            restrict_this_process(lease, own) if draft.in_process and request is not None else nullcontext(),
+            restrict_this_process(item, lease, own.lease if own is not None else None)
+            if draft.in_process and request is not None
+            else nullcontext(),
         ):
             yield lease
     finally:
@@ -217,45 +220,20 @@ def gpu_settings_of(item: pytest.Item, values: Mapping[str, object] | None) -> G
         raise PlanError(f"@pytest.mark.gpu_settings: {error}") from None
 
 
+def falls_back(item: pytest.Item, request: GpuRequest) -> bool:
+    """Return whether a test will get the CPU, as its mark allows, since this host has too few GPUs."""
+    if request.fallback is None:
+        return False
+    state = state_of(item.config)
+    return select_devices(request, state.allowed_gpus(item, request), state.environment).fallback is not None
+
+
 def _runs_in_process(item: pytest.Item) -> bool:
-    """Whether the measured code of a test runs in this process instead of in ranks."""
-    return uses_energy(item) and not _uses_ranks(item)
-
-
-def _uses_ranks(item: pytest.Item) -> bool:
-    # ``energy`` calls functions in ranks if the test has a ``gpus`` mark.
-    ranks = RANK_FIXTURES if plan_of(item).gpus is None else (*RANK_FIXTURES, "energy")
-    return any(uses_fixture(item, name) for name in ranks)
-
-
-@contextmanager
-def restrict_this_process(lease: Lease, own: WorkerGpus | None = None) -> Iterator[None]:
-    """Let code in this process use only the leased GPUs until the block ends.
-
-    ``CUDA_VISIBLE_DEVICES`` has an effect only until CUDA is initialised. After that, the contexts of this
-    process are compared with the lease; those that earlier tests have opened on its own GPUs stay.
-
-    Raises:
-        DeviceError: At the start or end of the block this process uses a GPU that is not leased.
-    """
-    shown = lease if own is None else own.lease
-    kept = find_own_boards() & {*shown.uuids, *shown.divided} if own is not None else set()
-    _check_own_boards(lease, kept)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in visible_variables(shown.uuids).items():
-            patch.setenv(name, value)
-        yield
-    _check_own_boards(lease, kept)
-
-
-def _check_own_boards(lease: Lease, kept: Collection[str]) -> None:
-    other = find_own_boards() - {*lease.uuids, *lease.divided, *kept}
-    if other:
-        raise DeviceError(
-            f"this process uses {', '.join(sorted(other))}, but the test has leased "
-            f"{lease.visible_devices or CPU}; CUDA keeps the GPUs that it saw first: run the work in ranks "
-            "(fixture workers), or each test in a pytest process of its own"
-        )
+    """Whether the code of a test runs in this process, measured or on leased GPUs, instead of in ranks."""
+    plan = plan_of(item)
+    if ISOLATED in item.stash or runs_in_ranks(plan, getattr(item, "fixturenames", ())):
+        return False
+    return uses_energy(item) or plan.gpus is not None
 
 
 def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable[[str], None]) -> None:

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+# Taken before gevent can replace it.
+from _thread import start_new_thread as start_new_thread
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_llenergy.plugin.settings import settings_of
+
+if TYPE_CHECKING:
+    from pytest_llenergy.devices.lease import Lease
 
 #: Environment variables at the start of the run, so that a test that changes them does not affect devices.
 ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
@@ -17,6 +23,16 @@ ITEM_IN_CALL = pytest.StashKey[pytest.Item | None]()
 
 #: Set on a test that requested energy, even if only by ``request.getfixturevalue``.
 MEASURED = pytest.StashKey[bool]()
+
+#: Set on a test that runs in a process of its own; and in that process, the lease that it was given.
+ISOLATED = pytest.StashKey[bool]()
+GIVEN_LEASE: pytest.StashKey[Lease] = pytest.StashKey()
+
+#: What a test in a process of its own cannot do.
+NO_TERMINAL = (
+    "a debugger does not reach a test in a process of its own; @pytest.mark.gpus(..., isolate=False) runs it "
+    "in pytest's process"
+)
 
 #: Private fixtures that lease devices, hold what measuring needs, and give the test a record. Every public
 #: fixture depends on them, so users may wrap or override public fixtures under any name.

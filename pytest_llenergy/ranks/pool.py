@@ -156,6 +156,11 @@ class RankPool:
             shared.ran_functions = True
             return shared.group
 
+    def start_alone(self, plan: ProcessPlan) -> RankGroup:
+        """Start ranks that no other test gets, beside those of the pool; the caller kills them."""
+        with self._lock:
+            return RankGroup(plan, self._hosts, self.descriptors, current_surroundings().environment)
+
     def get_loaded(
         self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _allow
     ) -> tuple[RankGroup, BackendInfo]:

@@ -207,7 +207,7 @@ def test_a_plain_test_waits_for_nothing(project: Project, world: World) -> None:
 def test_busy_gpus_fail_the_run_or_skip_the_tests(project: Project, world: World) -> None:
     for index in range(4):
         world.update(index, processes=(Process(os.getpid()),))
-    options = ["--energy-worker-gpus=2", "--energy-busy-timeout=0.3"]
+    options = ["--energy-worker-gpus=2", "--energy-lease-timeout=0.3"]
     for workers in ([], ["-n2"]):
         ended = project.pytest(*options, *workers)
         assert ended.ret == 4

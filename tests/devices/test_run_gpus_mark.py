@@ -378,7 +378,7 @@ class TestSpan:
         run_on_two(
             """
             import unittest
-            @pytest.mark.gpus(1)
+            @pytest.mark.gpus(1, isolate=False)
             class TestIt(unittest.TestCase):
                 @classmethod
                 def setUpClass(cls): assert count() == 0
@@ -393,7 +393,7 @@ class TestSpan:
             """
             @pytest.fixture(scope="module")
             def data(): assert count() == 0
-            @pytest.mark.gpus(1)
+            @pytest.mark.gpus(1, isolate=False)
             def test_it(data): assert count() == 1
             """
         ).assert_outcomes(passed=1)

@@ -65,7 +65,7 @@ def test_a_rerun_waits_for_the_model_of_the_first_attempt(
             return True
         """
     )
-    pytester.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(gpus): pass\n")
+    pytester.makepyfile("import pytest\n@pytest.mark.gpus(1, isolate=False)\ndef test_it(gpus): pass\n")
     result = run(pytester, "--energy-lease-timeout=0.3")
     result.assert_outcomes(errors=1)
     uuid = world.board(0).uuid

@@ -34,6 +34,7 @@ METHODS: tuple[StartMethod, ...] = ("spawn", "forkserver")
 SUITES = {
     "workers, spawn": ("suite_plugin.py", "--energy-start-method=spawn"),
     "workers, forkserver": ("suite_plugin.py", "--energy-start-method=forkserver"),
+    "a plain test in its own process": ("suite_isolated.py",),
     "a spawned process per test": ("suite_spawn.py", "-p", "no:llenergy"),
     "accelerate launch per test": ("suite_launch.py", "-p", "no:llenergy"),
 }
