@@ -3,7 +3,14 @@
 # All inputs are environment variables, so that no branch name or title is ever executed.
 set -euo pipefail
 
-: "${BASE:?the commit or branch to compare with}" "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
+usage() {
+    echo "$1" >&2
+    exit 2
+}
+: "${COMMAND:?the pytest command}" "${OUT:?a folder for results}"
+if [[ ${BASE:-} =~ ^0*$ ]]; then
+    usage "no commit to compare with, as in a manual run or the first push of a branch: give base, such as main"
+fi
 python=${PYTHON:-python}
 # Drop the working directory from the path, so that modules in the checkout are not imported.
 llenergy() {
@@ -12,22 +19,16 @@ llenergy() {
 mkdir -p "$OUT"
 
 if [[ $(git rev-parse --is-shallow-repository) == true ]]; then
-    git fetch --quiet --unshallow origin
+    git fetch --quiet --unshallow origin ||
+        usage "this clone is shallow, and git fetch --unshallow failed: check out with fetch-depth: 0"
 fi
-head=$(git rev-parse --verify "${HEAD:-HEAD}^{commit}")
-base=$(git rev-parse --verify --quiet "$BASE^{commit}") || {
-    git fetch --quiet origin "$BASE"
-    base=$(git rev-parse --verify "FETCH_HEAD^{commit}")
-}
-# Compare with the merge base, so that later changes of others do not count.
-merge_base=$(git merge-base "$base" "$head")
-echo "base $merge_base (merge base with $BASE), head $head"
-if [[ $merge_base == "$head" ]]; then
-    echo "head $head is part of $BASE: there is nothing of its own to compare" >&2
-    exit 2
+head=${HEAD:-HEAD}
+if ! git rev-parse --verify --quiet "$BASE^{commit}" >/dev/null && git fetch --quiet origin "$BASE" 2>/dev/null; then
+    BASE=$(git rev-parse --verify "FETCH_HEAD^{commit}")
 fi
 
-arguments=(--base "$merge_base" --head "$head" --output "$OUT/energy.json")
+# Compare with the merge base, so that later changes of others do not count.
+arguments=(--base "$BASE...$head" --head "$head" --output "$OUT/energy.json")
 arguments+=(--inconclusive "${INCONCLUSIVE:-warn}")
 [[ -z ${PAIRS:-} ]] || arguments+=(--pairs "$PAIRS")
 [[ -z ${FLOOR:-} ]] || arguments+=(--floor "$FLOOR")
@@ -43,8 +44,8 @@ words() {
         return 2
     }
 }
-options=$(words options "${OPTIONS:-}")
-command=$(words command "$COMMAND")
+options=$(words options "${OPTIONS:-}") || exit 2
+command=$(words command "$COMMAND") || exit 2
 [[ -z $options ]] || mapfile -t -O "${#arguments[@]}" arguments <<<"$options"
 mapfile -t command <<<"$command"
 

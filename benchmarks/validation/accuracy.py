@@ -161,11 +161,11 @@ def _measure_abba(notebook: Notebook, work: Steps, each_s: float) -> list[float]
     notebook.data["abba_u_j"] = us
     notebook.table(
         f"The work compared with itself, {blocks} x ABBA",
-        ["verdict", "ratio", "low", "high", "noise %", "detectable %", "drift %", "meters cannot tell %"],
+        ["verdict", "ratio", "low", "high", "noise %", "detectable %", "meters cannot tell %"],
         [
             [
                 *(estimate.verdict, estimate.ratio, estimate.low, estimate.high, _percent(estimate.noise)),
-                *(_percent(estimate.detectable), _percent(estimate.drift), _percent(estimate.meter)),
+                *(_percent(estimate.detectable), _percent(estimate.meter)),
             ]
         ],
         estimate.reason,

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,16 @@ from pytest_llenergy.scratch import ScratchDirectory
 
 #: Variables that git sets for hooks. They would point our git commands at the repository of the hook.
 REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+
+#: Our git and that of --setup ask nothing; no hook of the user runs by ours.
+BATCH = {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
+WITHOUT_QUESTIONS = {"GIT_TERMINAL_PROMPT": "0"}
+WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
+
+#: Leaves files of Git LFS as pointers, also where git-lfs is not installed.
+WITHOUT_LFS = tuple(
+    word for option in ("smudge=", "process=", "required=false") for word in ("-c", f"filter.lfs.{option}")
+)
 
 #: Candidates for the default branch, in order.
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
@@ -55,12 +64,16 @@ class Repository:
         """
         left, dots, right = reference.partition("...")
         if dots:
-            found = self._query(
-                "merge-base", self.resolve_commit(left or "HEAD"), self.resolve_commit(right or "HEAD")
-            )
+            sides = [self.resolve_commit(side or "HEAD") for side in (left, right)]
+            found = self._query("merge-base", *sides)
             if found is None:
-                raise PlanError(f"{reference}: there is no merge base in this repository{self._shallow()}")
+                raise PlanError(f"{reference}: these commits have no common ancestor here{self._shallow()}")
             return found
+        if not reference.strip("0"):
+            raise PlanError(
+                f"{reference!r} is no commit, as in a manual run or the first push of a branch; name one, "
+                "such as origin/main"
+            )
         found = self._query("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}")
         if found is None:
             raise PlanError(f"git knows no commit {reference!r} in this repository{self._shallow()}")
@@ -107,22 +120,23 @@ class Repository:
             tree = self._run("write-tree", **own)
         return f"{tree}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}" if data else tree
 
-    def list_files(self) -> list[str]:
-        """Return the paths of all files that are not ignored, relative to the top."""
-        return self._listed("--cached", "--others", "--exclude-standard")
-
     def list_worktrees(self) -> list[Path]:
         """Return the directories of all worktrees that git knows, even if they do not exist."""
         lines = (self._query("worktree", "list", "--porcelain") or "").splitlines()
         return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
 
-    def run(self, *args: str) -> None:
-        """Run a git command.
+    def add_worktree(self, place: Path, commit: str) -> None:
+        """Check a commit out into a worktree, without hooks and files of Git LFS.
 
         Raises:
             PlanError: If it fails, with git's message.
         """
-        self._run(*args)
+        self._run(*WITHOUT_LFS, "worktree", "add", "--detach", "--force", str(place), commit)
+
+    def remove_worktree(self, place: Path) -> None:
+        """Remove a worktree, if it is one."""
+        # Twice, because git locks a worktree until it is complete.
+        self._query("worktree", "remove", "--force", "--force", str(place))
 
     def read_file(self, commit: str, name: str) -> str:
         """Return the text of a file in a commit; empty if there is no such file."""
@@ -143,24 +157,37 @@ class Repository:
     def _run(self, *args: str, **environment: str) -> str:
         done = _run_git(self.root, args, environment)
         if done.returncode != 0:
-            lines = done.stderr.strip().splitlines() or ["no error message"]
-            raise PlanError(f"git {args[0]} failed: {lines[-1]}")
+            raise PlanError(_reason_of(done))
         return done.stdout.strip()
+
+
+class NoRepositoryError(PlanError):
+    """A directory is in no repository, or there is no git."""
 
 
 def find_repository(directory: Path) -> Repository:
     """Return the repository of a directory.
 
     Raises:
-        PlanError: If git is missing, or the directory is not in a repository.
+        NoRepositoryError: If there is none, or no git.
+        PlanError: If git refuses it.
     """
+    hint = "compare two option sets: --a='…' --b='…'"
     try:
         done = _run_git(directory, ("rev-parse", "--show-toplevel"))
     except FileNotFoundError:
-        raise PlanError("git is not installed; compare two option sets: --a='…' --b='…'") from None
+        raise NoRepositoryError(f"git is not installed; {hint}") from None
+    if "not a git repository" in done.stderr:
+        raise NoRepositoryError(f"{directory} is not in a git checkout; {hint}")
     if done.returncode != 0:
-        raise PlanError(f"{directory} is not in a git checkout; compare two option sets: --a='…' --b='…'")
+        raise PlanError(_reason_of(done))
     return Repository(Path(done.stdout.strip()))
+
+
+def _reason_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Return all that git says, in one line."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"git: {' '.join(lines) or f'exit code {done.returncode}'}"
 
 
 def _stat(root: Path, name: str) -> str:
@@ -176,11 +203,18 @@ def _run_git(
     directory: Path, args: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["git", "-C", str(directory), *args],
+        ["git", "-C", str(directory), *WITHOUT_HOOKS, *args],
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        env={**without_git_variables(os.environ), **(environment or {})},
+        env={
+            **BATCH,
+            **without_git_variables(os.environ),
+            **WITHOUT_QUESTIONS,
+            "LC_ALL": "C",
+            **(environment or {}),
+        },
         check=False,
     )
 
@@ -201,7 +235,7 @@ def check_out(repository: Repository, commit: str, place: Path) -> None:
         return
     remove_checkout(repository, place)
     place.parent.mkdir(parents=True, exist_ok=True)
-    repository.run("worktree", "add", "--detach", "--force", str(place), commit)
+    repository.add_worktree(place, commit)
     ready.write_text(commit)
 
 
@@ -216,15 +250,11 @@ def remove_checkout(repository: Repository | None, place: Path) -> None:
         place: Directory of the worktree.
     """
     _completion_marker(place).unlink(missing_ok=True)
-    # Twice, because git locks a worktree until it is complete.
-    words = ("worktree", "remove", "--force", "--force", str(place))
     if (place / ".git").exists():
-        with suppress(PlanError):
-            Repository(place).run(*words)
+        Repository(place).remove_worktree(place)
     shutil.rmtree(place, ignore_errors=True)
     if repository is not None and place in repository.list_worktrees():
-        with suppress(PlanError):
-            repository.run(*words)
+        repository.remove_worktree(place)
 
 
 def list_omissions(repository: Repository, commit: str) -> list[str]:
@@ -235,8 +265,8 @@ def list_omissions(repository: Repository, commit: str) -> list[str]:
             f"{commit[:10]} has submodules, which are not checked out; use --setup 'git submodule update "
             "--init --recursive && …'"
         )
-    if "filter=lfs" in repository.read_file(commit, ".gitattributes") and shutil.which("git-lfs") is None:
-        notes.append(f"{commit[:10]} uses Git LFS, which is not installed: its files are pointers")
+    if "filter=lfs" in repository.read_file(commit, ".gitattributes"):
+        notes.append(f"{commit[:10]} uses Git LFS: its files are pointers; use --setup 'git lfs pull && …'")
     return notes
 
 
@@ -290,7 +320,7 @@ def create_venv(venv: Path, checkout: Path, command: str, inputs: str, log: Path
     ready.unlink(missing_ok=True)
     shutil.rmtree(venv, ignore_errors=True)
     log.parent.mkdir(parents=True, exist_ok=True)
-    environment = activate(venv, session_environment())
+    environment = activate(venv, {**session_environment(), **WITHOUT_QUESTIONS, "PIP_NO_INPUT": "1"})
     with log.open("wb") as file:
         for words, shell in (([sys.executable, *VENV_COMMAND, str(venv)], False), (command, True)):
             done = subprocess.run(

@@ -8,8 +8,8 @@ name is the fingerprint of its facts, so that another machine of the same kind u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +18,7 @@ import msgspec
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.comparison import DEFAULT_METRICS
-from pytest_llenergy.compare.gate import parse_criteria, parse_fail_on
+from pytest_llenergy.compare.gate import rule_with_floor
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.record.comparison import Comparison
@@ -36,9 +36,6 @@ STEP = 0.001
 
 #: Fewer comparisons are no basis for a floor.
 MIN_COMPARISONS = 5
-
-#: Returns the content of a file of the project, None if it is missing or does not count.
-FloorReader = Callable[[str], "bytes | None"]
 
 
 class LearnedFloor(StoredStruct, frozen=True):
@@ -106,13 +103,12 @@ def save_floors(root: Path, key: str, floors: Mapping[str, LearnedFloor]) -> Pat
     return path
 
 
-def load_floors(root: Path, report: Report, read: FloorReader | None = None) -> dict[str, KeptFloor]:
+def load_floors(root: Path, report: Report) -> dict[str, KeptFloor]:
     """Return the floors for the machine of a report by metric: the largest of the devices of its tests.
 
     Args:
         root: The project.
         report: The first report of a comparison.
-        read: Returns the content of a file below ``root``, None if it does not count. By default, the file's.
 
     Raises:
         PlanError: If a file holds no floors.
@@ -122,77 +118,36 @@ def load_floors(root: Path, report: Report, read: FloorReader | None = None) -> 
     for key in sorted(keys):
         path = _path(root, key)
         place = path.relative_to(root).as_posix()
-        content = _read_bytes(path) if read is None else read(place)
-        for metric, each in _decode(place, content).items():
+        for metric, each in _decode(place, _read_bytes(path)).items():
             if metric not in found or each.floor > found[metric].learned.floor:
                 found[metric] = KeptFloor(each, place)
     return found
 
 
-def select_floor_reader(
-    root: Path, committed: Sequence[Callable[[str], str]], say: Callable[[str], None]
-) -> FloorReader:
-    """Return a reader of files that the change to be checked cannot have written.
-
-    Args:
-        root: The project.
-        committed: Return a file of the base, and of the commit that is checked out; empty if it has none.
-        say: Receives a line on a file that differs between them.
-    """
-
-    def read(place: str) -> bytes | None:
-        base, head = (read_file(place) for read_file in committed)
-        if base == head:
-            return _read_bytes(root / place)
-        what = "that of the base counts" if base else "the base has none, so it does not count"
-        say(f"{place} differs between base and head: {what}")
-        return base.encode("utf-8", "surrogateescape") or None
-
-    return read
-
-
 def apply_floors(
-    fail_on: Sequence[str],
-    metrics: Sequence[str],
-    kept: Mapping[str, KeptFloor],
+    criteria: Sequence[Criterion], kept: Mapping[str, KeptFloor]
 ) -> tuple[list[Criterion], list[str]]:
-    """Return the criteria of a command line with kept floors, and a line for each floor that is used.
-
-    A floor is used if it is larger than the default. It never raises a threshold: the file may be part of
-    the change to be checked, and nobody named it.
+    """Return criteria with kept floors that are larger than their own, and a line for each that is used.
 
     Args:
-        fail_on: Values of ``--fail-on``.
-        metrics: Values of ``--metric``.
+        criteria: The criteria of a command line.
         kept: Floors by metric.
-
-    Raises:
-        PlanError: If a threshold, named or default, is below the floor.
     """
-    criteria, lines = [], []
-    for criterion in parse_criteria(fail_on, metrics):
-        names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
-        metric = max(
-            (name for name in names if name in kept), key=lambda name: kept[name].learned.floor, default=None
-        )
-        if metric is None or kept[metric].learned.floor <= criterion.rule.floor:
-            criteria.append(criterion)
-            continue
-        floor, place = kept[metric].learned, kept[metric].place
-        texts = [text for text in fail_on if parse_fail_on(text).metric == criterion.metric]
-        if not texts and floor.floor > criterion.rule.threshold:
-            raise PlanError(
-                f"{place} has a {floor} for {metric}, above the default threshold of "
-                f"{criterion.rule.threshold:.0%}; give --fail-on {metric}:{floor.floor * 100:.3g}% or more, "
-                "or --floor, such as --floor 1%"
-            )
-        named = [criterion.metric] if criterion.metric is not None else []
-        try:
-            criteria += parse_criteria(texts, named, floor.floor)
-        except PlanError as error:
-            raise PlanError(f"{error} ({floor} in {place}; --floor 1% overrides it)") from None
-        lines.append(str(floor))
-    return criteria, list(dict.fromkeys(lines))
+    applied, lines = [], dict[str, None]()
+    for each in criteria:
+        names = DEFAULT_METRICS if each.metric is None else (each.metric,)
+        found = max((kept[name] for name in names if name in kept), key=_size, default=None)
+        if found is not None and found.learned.floor > each.rule.floor:
+            each = replace(each, rule=rule_with_floor(found.learned.floor, each.rule))
+            lines[
+                f"{found.learned}, in {found.place}; changes up to it do not count (--floor=1% overrides it)"
+            ] = None
+        applied.append(each)
+    return applied, list(lines)
+
+
+def _size(kept: KeptFloor) -> float:
+    return kept.learned.floor
 
 
 def floors_directory(root: Path) -> Path:

@@ -11,23 +11,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
-from pytest_llenergy.ab.checkouts import Repository
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import MALFORMED
 from pytest_llenergy.record.files import read_limited
 
-#: Directories that usually hold packages. Any other directory with Python files could be a namespace.
-SOURCE_ROOTS = ("src", "python", "lib")
-
-#: Files that mark a project. Its packages are next to them or one level below.
-PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg")
+#: Where a checkout may have the modules that it installs.
+SOURCE_ROOTS = (".", "src", "python", "lib")
 
 #: End of the message.
 SAME_CODE = (
@@ -36,75 +32,6 @@ SAME_CODE = (
 
 #: Names of the directories of installed packages.
 INSTALL_DIRECTORIES = ("site-packages", "dist-packages")
-
-
-class ImportableCode:
-    """Packages, modules and namespaces among the files of a checkout, by their top-level name."""
-
-    def __init__(self, files: Iterable[str]) -> None:
-        self._packages: dict[str, list[PurePosixPath]] = {}
-        self._modules: dict[str, list[PurePosixPath]] = {}
-        self._namespaces: dict[str, list[PurePosixPath]] = {}
-        paths = sorted(map(PurePosixPath, files))
-        self._projects = {path.parent for path in paths if path.name in PROJECT_FILES}
-        found = [path for path in paths if path.suffix == ".py"]
-        packages = {path.parent for path in found if path.name == "__init__.py"}
-        for path in found:
-            # A module in a package is imported under the name of the package.
-            top = next((each for each in reversed(_parents(path)) if each in packages), None)
-            if top is not None:
-                _add(self._packages, top.name, top)
-            else:
-                _add(self._modules, path.stem, path)
-            for each in _parents(path if top is None else top):
-                if each.parent == PurePosixPath() or each.parent.name in SOURCE_ROOTS:
-                    _add(self._namespaces, each.name, each)
-
-    def find(self, name: str, place: Path) -> str | None:
-        """Return the checkout's own path of a module that was imported from ``place``, or ``None``.
-
-        At the top and below ``src`` any kind matches. Elsewhere the kind must be the same, because a script
-        may have the name of a package that it uses.
-        """
-        parent, _, last = name.rpartition(".")
-        if (parent or last) in sys.stdlib_module_names or name == "test":
-            return None
-        if place.stem == "__init__":
-            kind = self._packages
-        else:
-            kind = self._modules if place.suffix else self._namespaces
-        alike = [each for each in kind.get(last, []) if self._is_importable(each, parent)]
-        if parent:
-            return next(map(str, alike), None)
-        sure = [
-            each
-            for found in (self._packages, self._modules)
-            for each in found.get(name, [])
-            if str(each.parent) in (".", "src")
-        ]
-        return next(map(str, [*sure, *alike]), None)
-
-    def _is_importable(self, path: PurePosixPath, parent: str) -> bool:
-        """Whether the path is importable, and not a stub or a vendored copy."""
-        if parent:
-            return path.parent.name == parent
-        above = path.parent
-        return (
-            above == PurePosixPath()
-            or above.name in SOURCE_ROOTS
-            or bool({above, above.parent} & self._projects - {PurePosixPath()})
-        )
-
-
-def _parents(path: PurePosixPath) -> list[PurePosixPath]:
-    """The directories above a file, innermost first, without the top."""
-    return [each for each in path.parents if each != PurePosixPath()]
-
-
-def _add(found: dict[str, list[PurePosixPath]], name: str, path: PurePosixPath) -> None:
-    known = found.setdefault(name, [])
-    if path not in known:
-        known.append(path)
 
 
 #: Run by a side's interpreter in its directory: prints what it lacks and where it is.
@@ -143,6 +70,7 @@ def inspect_interpreter(side: Side) -> InterpreterInfo:
             [str(side.python), "-c", PROBE],
             cwd=side.directory,
             env=dict(side.environment),
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             check=False,
@@ -177,17 +105,27 @@ def check_imported_modules(
     Raises:
         PlanError: If a module did not come from the side's own checkout.
     """
-    code = ImportableCode(Repository(side.root).list_files())
     for name, places in _read_imports(modules):
         if any(_belongs_to_side(place, side) for place in places):
             continue
         place = places[0]
-        own = code.find(name, place)
+        own = _find_own(name, side.root)
         installed = _is_installed(place) or info.contains(place, repository)
         if own is None and (installed or not _is_foreign(place, side, repository, other)):
             continue
         expected = f" instead of its own {own}" if own is not None else ", outside its checkout"
         raise PlanError(f"{side.name} imported {name} from {place}{expected}, {SAME_CODE}")
+
+
+def _find_own(name: str, root: Path) -> str | None:
+    """Return the checkout's own module or package of this name, relative to its top, if there is one."""
+    path = Path(*name.split("."))
+    if path.parts[0] in sys.stdlib_module_names:
+        return None
+    places = [Path(parent, path) for parent in SOURCE_ROOTS]
+    found = [str(place) for place in places if (root / place / "__init__.py").is_file()]
+    found += [f"{place}.py" for place in places if (root / f"{place}.py").is_file()]
+    return found[0] if found else None
 
 
 def _read_imports(modules: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]:

@@ -11,13 +11,13 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.ab import imported_code, state
 from pytest_llenergy.ab.campaign import CampaignCallbacks, CampaignPlan
 from pytest_llenergy.ab.checkouts import (
+    NoRepositoryError,
     Repository,
     activate,
     check_out,
@@ -30,7 +30,7 @@ from pytest_llenergy.ab.checkouts import (
 )
 from pytest_llenergy.ab.cleaning import discard_all, discard_empty, remove_abandoned, remove_checkouts
 from pytest_llenergy.ab.command import Command, check_environment, parse_command, parse_options
-from pytest_llenergy.ab.floors import FloorReader, apply_floors, load_floors, select_floor_reader
+from pytest_llenergy.ab.floors import apply_floors, load_floors
 from pytest_llenergy.ab.progress import describe_plan
 from pytest_llenergy.ab.schedule import Schedule, Side, plan_schedule
 from pytest_llenergy.ab.state import CampaignInputs, State
@@ -96,17 +96,13 @@ class Prepared:
     check: Callable[[Side, Sequence[Path]], None]
     remove_checkouts: Callable[[], None]
     request: CommandLine
-    #: Returns the reader of kept floors; None reads those of the working tree.
-    select_reader: Callable[[Callable[[str], None]], FloorReader] | None = None
 
     def callbacks(self, say: Callable[[str], None], show: Callable[[str], None] | None) -> CampaignCallbacks:
         """Return the callbacks of the campaign."""
         request = self.request
 
         def choose(report: Report) -> list[Criterion]:
-            read = self.select_reader(say) if self.select_reader is not None else None
-            kept = load_floors(self.root, report, read)
-            criteria, lines = apply_floors(request.fail_on, request.metrics, kept)
+            criteria, lines = apply_floors(request.criteria(), load_floors(self.root, report))
             for line in lines:
                 say(line)
             return criteria
@@ -171,6 +167,9 @@ def _prepare_commits(
         else repository.find_default_base(head)
     )
     tree = repository.hash_working_tree() if use_tree else ""
+    if base == head and "..." in named:
+        of = named.partition("...")[0] or "HEAD"
+        raise PlanError(f"head {head[:10]} is part of {of}: there is nothing of its own to compare")
     if base == head and not (use_tree and repository.has_changes()) and None in (request.base, request.head):
         raise PlanError(
             f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, so "
@@ -232,11 +231,6 @@ def _prepare_commits(
         check,
         lambda: remove_checkouts(saved.checkouts, repository),
         request,
-        lambda say: select_floor_reader(
-            repository.root,
-            [partial(repository.read_file, commit) for commit in (base, repository.resolve_commit("HEAD"))],
-            say,
-        ),
     )
 
 
@@ -249,7 +243,7 @@ def _prepare_option_sets(
         )
     try:
         repository: Repository | None = find_repository(directory)
-    except PlanError:
+    except NoRepositoryError:
         repository = None
     root = directory if repository is None else repository.root
     tree = "" if repository is None else repository.hash_working_tree()

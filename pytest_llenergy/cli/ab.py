@@ -282,7 +282,7 @@ def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> 
 
 
 def _clean(command: Sequence[str]) -> int:
-    from pytest_llenergy.ab.checkouts import find_repository
+    from pytest_llenergy.ab.checkouts import NoRepositoryError, find_repository
     from pytest_llenergy.ab.cleaning import clean
     from pytest_llenergy.errors import PlanError
 
@@ -290,7 +290,7 @@ def _clean(command: Sequence[str]) -> int:
         raise PlanError("--clean only removes what comparisons have left; give it no command")
     try:
         repository = find_repository(Path.cwd())
-    except PlanError:
+    except NoRepositoryError:
         repository = None
     for line in clean(Path.cwd() if repository is None else repository.root, repository):
         print_line(line)

@@ -38,20 +38,7 @@ def add_parser(commands: Commands) -> None:
     showing.add_argument("--device", metavar="KEY", help="one kind of device")
     add_output(showing, ("text", "html", "json"))
     showing.set_defaults(run=_show)
-    accepting = actions.add_parser(
-        "accept", help="accept a change: compare later sessions with those of this commit"
-    )
-    accepting.add_argument("commit", metavar="COMMIT", help="a commit with sessions; a prefix is enough")
-    accepting.add_argument("--reason", required=True, metavar="TEXT", help="why the change is accepted")
-    accepting.add_argument(
-        "--test",
-        action="append",
-        default=[],
-        metavar="ID",
-        help="only for this test (repeatable; default: all tests)",
-    )
-    accepting.set_defaults(run=_accept)
-    for action in (adding, showing, accepting):
+    for action in (adding, showing):
         action.add_argument(
             "--at",
             type=Path,
@@ -94,12 +81,11 @@ def _show(args: argparse.Namespace) -> int:
         write_output,
     )
     from pytest_llenergy.compare.gate import check_metric
-    from pytest_llenergy.compare.history.store import read_accepted
     from pytest_llenergy.compare.history.trend import build_view, select_series
 
     metric = check_metric(args.metric) if args.metric is not None else None
     series = select_series(args.at, test=args.test, metric=metric, device_key=args.device)
-    shown = str(args.at), series, read_accepted(args.at)
+    shown = str(args.at), series
     if args.format == "html":
         from pytest_llenergy.report.html.history import render_page
 
@@ -117,15 +103,4 @@ def _show(args: argparse.Namespace) -> int:
         print_encodable(text, end="")
     else:
         print_data(text, end="")
-    return 0
-
-
-def _accept(args: argparse.Namespace) -> int:
-    from pytest_llenergy.cli.console import print_line
-    from pytest_llenergy.compare.history.store import accept_step
-    from pytest_llenergy.record.text import count_tests
-
-    accepted = accept_step(args.at, args.commit, args.reason, args.test)
-    tests = f" for {count_tests(len(accepted.tests))}" if accepted.tests else ""
-    print_line(f"{args.at}: accepted {accepted.commit}{tests}: {accepted.reason}")
     return 0

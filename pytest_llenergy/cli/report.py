@@ -98,7 +98,9 @@ def _render(report: Report, args: argparse.Namespace) -> str:
 
     width = shutil.get_terminal_size().columns
     color = args.output is None and wants_color()
-    text = render_summary(report.records, width, color=color, layout=layout, verbosity=args.verbosity)
+    text = render_summary(
+        report.records, width, color=color, layout=layout, verbosity=args.verbosity, with_failures=True
+    )
     return text if report.run.complete else f"{text}\nincomplete: the run did not finish"
 
 

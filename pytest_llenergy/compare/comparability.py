@@ -2,14 +2,12 @@
 """Decide whether two records may be compared: same kind of device, same meters, same workload.
 
 Devices and workload are described by facts: pairs of a name and a text. Device facts stay the same between
-runs: no clock rate, temperature, free memory or host name, which would make every run incomparable. The UUID
-of a board and the driver are not facts either: two boards of one model are comparable although they may draw
-10 % more or less, so a difference in these is a note. Workload facts determine what is executed. Versions of
-backends and libraries are left out because they are under test, and output tokens because they are a result;
-``work_differences`` finds output tokens and test code that differ too much for a verdict. Number types are
-compared where both records have them, but are no part of ``workload_key``, which groups records of several
-versions. The requests of a served load are known by its parameters and prompts; its tokens are those of the
-answered requests, which ``work_differences`` compares.
+runs: no clock rate, temperature, free memory, host name, driver or UUID. Two GPUs of one model are comparable
+although they may differ by 10 %, so another GPU is a note. Workload facts determine what is executed.
+Versions of backends and libraries are left out because they are under test, and output tokens because they
+are a result: ``work_differences`` finds output tokens and test code that differ too much for a verdict.
+Number types are compared where both records have them, but are no part of ``workload_key``, which groups
+records of several versions.
 """
 
 from __future__ import annotations
@@ -17,20 +15,19 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from itertools import groupby
 from math import log, log1p
+from operator import attrgetter
 from statistics import fmean, median
 
 import msgspec
 
-from pytest_llenergy.record.environment import Board, Environment, Host
+from pytest_llenergy.compare.disturbance import MAJORITY
+from pytest_llenergy.record.environment import Board, Environment
 from pytest_llenergy.record.record import (
     LOCALHOST,
     BoardSettings,
     MeterInfo,
     Record,
-    Round,
     domain_kind,
     without_host,
 )
@@ -39,14 +36,20 @@ from pytest_llenergy.record.served import CUT_SHORT, SATURATED
 #: Text of an unknown fact.
 UNKNOWN = "unknown"
 
-#: Kind of domain whose full name has the UUID of a board.
-GPU_DOMAIN = "gpu"
-
-#: What the flag ``contended`` means.
-CPU_SHARED = "others used the CPU"
-
-#: A disturbance of more than this share of the rounds of a side matters.
-MAJORITY = 0.5
+#: Fields that the facts are made of: records that are equal in these have no differences.
+DEVICES_OF = attrgetter("devices", "boards", "meters", "gpu_settings", "kind", "ranks")
+WORK_OF = attrgetter(
+    "id",
+    "params",
+    "backend",
+    "parallel",
+    "devices",
+    "device_roles",
+    "fallback",
+    "launch",
+    "start_method",
+    "ranks",
+)
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
@@ -57,34 +60,41 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         environment: Machine of the test; None if unknown.
         meters: Whether to include the meters.
     """
-    facts = dict(_facts_of_hosts(record, environment))
+    hosts = _measured_hosts(record, environment)
+    facts = _host_facts(hosts)
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
-    if (hosts := _count_hosts(record)) > 1:
-        facts["hosts"] = str(hosts)
+    if len(hosts) > 1:
+        facts["hosts"] = str(len(hosts))
     if gpus:
-        found = [_find_board(uuid, record, environment) for uuid in gpus]
-        limits = [_power_limit_w(board, record, environment) for board in found]
-        facts["gpu.name"] = _count_values(board.name if board else UNKNOWN for board in found)
-        facts["gpu.memory"] = _count_values(_memory_gib(board) for board in found)
+        boards = {each.uuid: each for each in (*_boards_of(hosts), *record.boards)}
+        found = [boards.get(uuid) for uuid in gpus]
+        limits = [_power_limit_w(each, boards.values()) for each in found]
+        facts["gpu.name"] = _count_values(each.name if each else UNKNOWN for each in found)
+        facts["gpu.memory"] = _count_values(
+            f"{each.memory_bytes / 2**30:.1f} GiB" if each and each.memory_bytes is not None else UNKNOWN
+            for each in found
+        )
         facts["gpu.power_limit"] = _count_values(f"{watts:g} W" if watts else UNKNOWN for watts in limits)
         facts["gpu.mig"] = _count_values("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
     if record.gpu_settings:
-        facts["gpu.settings"] = _count_values(map(describe_settings, record.gpu_settings))
-    if meters:
-        facts.update(meter_facts(record.meters))
-        if record.kind == "attributed":
-            facts["meter.kind"] = "attributed"
-    return facts
+        facts["gpu.settings"] = _count_values(map(_describe_settings, record.gpu_settings))
+    return facts | _meter_facts(record) if meters else facts
 
 
-def _count_hosts(record: Record) -> int:
-    """Return on how many hosts the ranks of a test ran."""
-    return len({rank.host for rank in record.ranks})
+def _host_facts(hosts: Sequence[Environment | None]) -> dict[str, str]:
+    known = [each.host for each in hosts if each is not None]
+    if len(known) < len(hosts):
+        return {"host": UNKNOWN}
+    return {
+        "cpu.model": _count_values([each.cpu_model for each in known]),
+        "cpu.machine": _count_values([each.machine for each in known]),
+        "cpu.count": _count_values([str(each.logical_cpus) for each in known]),
+        "host.memory": _count_values([f"{round(each.memory_bytes / 2**30)} GiB" for each in known]),
+    }
 
 
-def describe_settings(board: BoardSettings) -> str:
-    """Describe the settings of a board in a few words: ``power limit 250 W, graphics clock 1200 MHz``."""
+def _describe_settings(board: BoardSettings) -> str:
     parts = []
     if board.power_limit_w is not None:
         # As the driver has rounded it.
@@ -94,9 +104,23 @@ def describe_settings(board: BoardSettings) -> str:
     return ", ".join(parts)
 
 
-def host_facts(environment: Environment | None) -> Mapping[str, str]:
-    """Describe the CPU and the memory of the host."""
-    return {"host": UNKNOWN} if environment is None else _host_facts(environment.host)
+def _meter_facts(record: Record) -> dict[str, str]:
+    meters = record.meters
+    if not meters:
+        return {"meter": "none"}
+    attributed = record.kind == "attributed"
+    return {
+        "meter.kind": "attributed" if attributed else _count_values(each.kind for each in meters),
+        "meter.name": _count_values(each.name for each in meters),
+        "meter.source": _count_values(each.source for each in meters),
+        "meter.domain": _count_values(map(_domain, meters)),
+    }
+
+
+def _domain(meter: MeterInfo) -> str:
+    """The domain without its host and without the UUID of a GPU."""
+    kind = domain_kind(meter.domain)
+    return kind if kind == "gpu" else without_host(meter.domain)
 
 
 def _measured_hosts(record: Record, environment: Environment | None) -> list[Environment | None]:
@@ -108,55 +132,32 @@ def _measured_hosts(record: Record, environment: Environment | None) -> list[Env
     return [hosts.get(name) for name in names] or [environment]
 
 
-def _facts_of_hosts(record: Record, environment: Environment | None) -> Mapping[str, str]:
-    """Describe the hosts of a test. The values of unlike hosts are in one order, whatever their names."""
-    hosts = [host_facts(each) for each in _measured_hosts(record, environment)]
-    if len(hosts) == 1:
-        return hosts[0]
-    if {"host": UNKNOWN} in hosts:
-        return {"host": UNKNOWN}
-    hosts.sort(key=lambda facts: tuple(facts.values()))
-    return {name: _list_values([facts[name] for facts in hosts]) for name in hosts[0]}
+def _boards_of(hosts: Iterable[Environment | None]) -> list[Board]:
+    return [board for host in hosts if host is not None for board in host.gpus]
 
 
-def _list_values(values: Sequence[str]) -> str:
-    """List values in their order, equal neighbours once with their number: ``64 x3, 96``."""
-    if len(set(values)) == 1:
-        return values[0]
-    runs = ((value, len(list(same))) for value, same in groupby(values))
-    return ", ".join(f"{value} x{count}" if count > 1 else value for value, count in runs)
+def _power_limit_w(board: Board | None, boards: Iterable[Board]) -> float | None:
+    """The limit of the GPU; for a MIG instance, of the GPU with the same PCI bus id."""
+    if board is None or board.power_limit_w is not None:
+        return board.power_limit_w if board else None
+    whole = (each.power_limit_w for each in boards if each.pci_bus_id == board.pci_bus_id)
+    return next((watts for watts in whole if watts is not None), None)
 
 
-@lru_cache(maxsize=16)
-def _host_facts(host: Host) -> dict[str, str]:
-    return {
-        "cpu.model": host.cpu_model,
-        "cpu.machine": host.machine,
-        "cpu.count": str(host.logical_cpus),
-        "host.memory": f"{round(host.memory_bytes / 2**30)} GiB",
-    }
-
-
-def meter_facts(meters: Sequence[MeterInfo]) -> dict[str, str]:
-    """Describe which meters read which domains, and how."""
-    if not meters:
-        return {"meter": "none"}
-    return {
-        "meter.kind": _count_values(meter.kind for meter in meters),
-        "meter.name": _count_values(meter.name for meter in meters),
-        "meter.source": _count_values(meter.source for meter in meters),
-        "meter.domain": _count_values(_domain(meter) for meter in meters),
-    }
+def _count_values(values: Iterable[str]) -> str:
+    """List distinct values, with counts if there are several: ``NVIDIA H200, NVIDIA L4 x2``."""
+    found = list(values)
+    if len(set(found)) == 1:
+        return found[0]
+    counts = Counter(found)
+    return ", ".join(f"{value} x{count}" if count > 1 else value for value, count in sorted(counts.items()))
 
 
 def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
     """Return a line for each fact that differs, such as ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
-    names = list(dict.fromkeys([*base, *head]))
-    return [
-        f"{name}: {base.get(name, 'none')} -> {head.get(name, 'none')}"
-        for name in names
-        if base.get(name, "none") != head.get(name, "none")
-    ]
+    names = dict.fromkeys([*base, *head])
+    sides = [(name, base.get(name, "none"), head.get(name, "none")) for name in names]
+    return [f"{name}: {before} -> {after}" for name, before, after in sides if before != after]
 
 
 def fingerprint(facts: Mapping[str, str]) -> str:
@@ -186,36 +187,21 @@ def device_differences(
     Returns:
         One line for each difference; empty if the records are comparable in this respect.
     """
-    base_hosts, head_hosts = _measured_hosts(base, base_on), _measured_hosts(head, head_on)
-    if base_on is None or head_on is None or None in base_hosts or None in head_hosts:
+    hosts = _measured_hosts(base, base_on), _measured_hosts(head, head_on)
+    if None in (*hosts[0], *hosts[1]):
         return [f"host: {UNKNOWN}"]
-    same = base.boards == head.boards and base.devices == head.devices and base.meters == head.meters
-    same = same and base.gpu_settings == head.gpu_settings and _count_hosts(base) == _count_hosts(head)
-    same = same and _facts_of_hosts(base, base_on) == _facts_of_hosts(head, head_on)
-    if same and _list_boards(base_hosts) == _list_boards(head_hosts):
+    # Usual, and quicker to see than to describe.
+    same = DEVICES_OF(base) == DEVICES_OF(head) and _boards_of(hosts[0]) == _boards_of(hosts[1])
+    if same and _host_facts(hosts[0]) == _host_facts(hosts[1]):
         return []
-    return list_differences(
-        device_facts(base, base_on, meters=meters), device_facts(head, head_on, meters=meters)
-    )
-
-
-def _disturbance_notes(base: Record, head: Record) -> list[str]:
-    """Return notes if others used the CPU during most of the rounds of a side."""
-    disturbed = []
-    for side, record in (("base", base), ("head", head)):
-        count = sum(any(flag.name == "contended" for flag in round_.flags) for round_ in record.rounds)
-        if record.rounds and count > MAJORITY * len(record.rounds):
-            disturbed.append(f"{count} of {len(record.rounds)} rounds of {side}")
-    if not disturbed:
-        return []
-    rounds = " and ".join(disturbed)
-    return [f"contended: {CPU_SHARED} during {rounds}, which may explain the difference"]
+    sides = [device_facts(*side, meters=meters) for side in ((base, base_on), (head, head_on))]
+    return list_differences(*sides)
 
 
 def comparison_notes(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
-    """Return notes on comparable records: disturbed rounds, different boards, driver or host.
+    """Return notes on comparable records: other GPUs of the model, another driver or host.
 
     Args:
         base: The record of the baseline.
@@ -223,31 +209,23 @@ def comparison_notes(
         base_on: Machine of the baseline; None if unknown.
         head_on: Machine of the head; None if unknown.
     """
-    notes = _disturbance_notes(base, head)
-    boards = [device for device in base.devices if device != "cpu"]
-    head_boards = [device for device in head.devices if device != "cpu"]
-    if sorted(boards) != sorted(head_boards):
+    notes = []
+    gpus = [[device for device in each.devices if device != "cpu"] for each in (base, head)]
+    if sorted(gpus[0]) != sorted(gpus[1]):
         notes.append(
-            f"different boards of the same model ({', '.join(boards)} -> {', '.join(head_boards)}): "
-            "such boards can differ by 10 % or more"
+            f"different GPUs of the same model ({' -> '.join(map(', '.join, gpus))}), which can differ by "
+            "10 % or more"
         )
-    sides = [_measured_hosts(base, base_on), _measured_hosts(head, head_on)]
-    if any(None in hosts for hosts in sides):
-        return notes
-    names, drivers = [], []
-    for hosts in sides:
-        known = [host for host in hosts if host is not None]
-        names.append(_join({host.host.name for host in known}))
-        drivers.append(_join({host.driver or UNKNOWN for host in known}))
-    if not boards and names[0] != names[1]:
-        notes.append(f"different host{'s' * (len(sides[0]) > 1)} of the same kind ({' -> '.join(names)})")
-    if boards and drivers[0] != drivers[1]:
-        notes.append(f"different driver ({' -> '.join(drivers)})")
-    return notes
-
-
-def _join(values: Iterable[str]) -> str:
-    return ", ".join(sorted(values))
+    hosts = [
+        [host for host in _measured_hosts(record, on) if host is not None]
+        for record, on in ((base, base_on), (head, head_on))
+    ]
+    what = "driver" if gpus[0] else "host of the same kind"
+    found = [
+        ", ".join(sorted({(each.driver or UNKNOWN) if gpus[0] else each.host.name for each in side}))
+        for side in hosts
+    ]
+    return [*notes, f"different {what} ({' -> '.join(found)})"] if found[0] != found[1] else notes
 
 
 def describe_devices(record: Record, environment: Environment | None) -> str:
@@ -263,46 +241,6 @@ def describe_devices(record: Record, environment: Environment | None) -> str:
     if "meter.name" not in facts:
         return f"{device}, no meter"
     return f"{device}, {facts['meter.name']} ({facts['meter.kind']})"
-
-
-def _domain(meter: MeterInfo) -> str:
-    """The domain without its host and without the UUID of a board."""
-    kind = domain_kind(meter.domain)
-    return kind if kind == GPU_DOMAIN else without_host(meter.domain)
-
-
-def _find_board(uuid: str, record: Record, environment: Environment | None) -> Board | None:
-    known = [*record.boards, *_list_boards(_measured_hosts(record, environment))]
-    return next((board for board in known if board.uuid == uuid), None)
-
-
-def _list_boards(hosts: Iterable[Environment | None]) -> list[Board]:
-    return [board for host in hosts if host is not None for board in host.gpus]
-
-
-def _power_limit_w(board: Board | None, record: Record, environment: Environment | None) -> float | None:
-    """The limit of the board; for a MIG instance, of the board with the same PCI bus id."""
-    if board is None or board.power_limit_w is not None:
-        return board.power_limit_w if board else None
-    boards = _list_boards(_measured_hosts(record, environment))
-    whole = (each for each in boards if each.pci_bus_id == board.pci_bus_id)
-    return next((each.power_limit_w for each in whole), None)
-
-
-def _memory_gib(board: Board | None) -> str:
-    if board is None or board.memory_bytes is None:
-        return UNKNOWN
-    return f"{board.memory_bytes / 2**30:.1f} GiB"
-
-
-def _count_values(values: Iterable[str]) -> str:
-    """List distinct values, with counts if there are several: ``NVIDIA H200, NVIDIA L4 x2``."""
-    counts = Counter(values)
-    if len(counts) == 1:
-        return str(next(iter(counts)))
-    return ", ".join(
-        f"{value} x{count}" if count > 1 else str(value) for value, count in sorted(counts.items())
-    )
 
 
 def workload_facts(record: Record) -> dict[str, str]:
@@ -329,15 +267,51 @@ def workload_facts(record: Record) -> dict[str, str]:
     facts["start_method"] = str(record.start_method)
     facts["ranks"] = str(len(record.ranks))
     facts["threads"] = ", ".join(sorted({str(rank.threads) for rank in record.ranks})) or "None"
-    requests, tokens = _batch(record)
-    facts["requests"] = requests
-    facts["input tokens"] = tokens
+    facts["requests"], facts["input tokens"] = _batch(record)
     return facts
+
+
+def _batch(record: Record) -> tuple[str, str]:
+    """Requests and input tokens of an iteration, in the first round.
+
+    ``None`` of a served load, whose answered requests ``work_differences`` compares, and of a function, whose
+    calls may differ.
+    """
+    first = record.rounds[0] if record.rounds else None
+    if first is None or first.requests is None or _is_served(record):
+        return "None", "None"
+    tokens = "None" if first.tokens is None else f"{first.tokens.input / first.iterations:g}"
+    return f"{first.requests / first.iterations:g}", tokens
 
 
 def workload_key(record: Record) -> str:
     """Return a short hash of the workload, equal for tests that execute the same."""
     return fingerprint(workload_facts(record))
+
+
+def workload_differences(base: Record, head: Record) -> list[str]:
+    """Return a line for each difference between the workloads of two records."""
+    if WORK_OF(base) == WORK_OF(head) and _batch(base) == _batch(head):
+        return []
+    precisions = [_precision_facts(each) for each in (base, head)]
+    before, after = workload_facts(base), workload_facts(head)
+    if not all(precisions):
+        # Reports of earlier versions have none.
+        return list_differences(before, after)
+    if precisions[0]["precision.weights"] != precisions[1]["precision.weights"]:
+        # These say the same as what was loaded.
+        for facts in (before, after):
+            facts.pop("dtype", None)
+            facts.pop("options.dtype", None)
+    return list_differences(before | precisions[0], after | precisions[1])
+
+
+def _precision_facts(record: Record) -> dict[str, str]:
+    """Describe the number types of a backend; empty if they are unknown."""
+    precision = record.backend.precision if record.backend is not None else None
+    if precision is None:
+        return {}
+    return {f"precision.{name}": str(getattr(precision, name)) for name in precision.__struct_fields__}
 
 
 def work_differences(base: Record, head: Record, tolerance: float, *, saturation: bool = True) -> list[str]:
@@ -354,20 +328,23 @@ def work_differences(base: Record, head: Record, tolerance: float, *, saturation
     # Reports of earlier versions have none.
     if base.source_digest is not None and base.source_digest != head.source_digest:
         differences.append("the benchmark itself changed")
-    sides = ("base", base), ("head", head)
-    saturated = [_describe_saturation(side, record) for side, record in sides]
-    if saturation and (saturated[0] is None) != (saturated[1] is None):
-        differences += [each for each in saturated if each is not None]
+    saturated = [each for side, record in _sides(base, head) if (each := _describe_saturation(side, record))]
+    if saturation and len(saturated) == 1:
+        differences += saturated
     return differences + _token_differences(base, head, tolerance)
 
 
 def partial_loads(base: Record, head: Record) -> list[str]:
     """Return which sides have a load that ended before it was complete, and why."""
     found = []
-    for side, record in (("base", base), ("head", head)):
+    for side, record in _sides(base, head):
         cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
         found += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
     return found
+
+
+def _sides(base: Record, head: Record) -> Sequence[tuple[str, Record]]:
+    return ("base", base), ("head", head)
 
 
 def _describe_saturation(side: str, record: Record) -> str | None:
@@ -422,71 +399,6 @@ def _unanswered_share(base: Record, head: Record) -> float:
     return sum(1 - each / max(asked) for each in answered) if any(asked) else 0.0
 
 
-def workload_differences(base: Record, head: Record) -> list[str]:
-    """Return a line for each difference between the workloads of two records."""
-    precisions = _precision_facts(base), _precision_facts(head)
-    # Reports of earlier versions have none.
-    differ = list_differences(*precisions) if all(precisions) else []
-    if _raw_workload(base) == _raw_workload(head) and _batch(base) == _batch(head):
-        return differ
-    before, after = workload_facts(base), workload_facts(head)
-    if all(precisions) and precisions[0]["precision.weights"] != precisions[1]["precision.weights"]:
-        # These say the same as what was loaded.
-        for facts in (before, after):
-            facts.pop("dtype", None)
-            facts.pop("options.dtype", None)
-    return [*list_differences(before, after), *differ]
-
-
-def _precision_facts(record: Record) -> dict[str, str]:
-    """Describe the number types of a backend; empty if they are unknown."""
-    precision = record.backend.precision if record.backend is not None else None
-    if precision is None:
-        return {}
-    return {f"precision.{name}": str(getattr(precision, name)) for name in precision.__struct_fields__}
-
-
-def _raw_workload(record: Record) -> tuple[object, ...]:
-    """The workload facts unformatted, which are faster to compare."""
-    backend = record.backend
-    configuration = backend and (
-        backend.name,
-        backend.model,
-        backend.model_revision,
-        backend.dtype,
-        backend.options,
-        backend.task,
-        backend.generation,
-        backend.prompts_digest,
-    )
-    return (
-        record.id,
-        record.params,
-        configuration,
-        record.parallel,
-        len(record.devices),
-        record.device_roles,
-        record.fallback,
-        record.launch,
-        record.start_method,
-        [rank.threads for rank in record.ranks],
-    )
-
-
-def _batch(record: Record) -> tuple[str, str]:
-    """Requests and input tokens of an iteration, in the first round.
-
-    ``None`` of a served load, where they depend on the requests that failed, and of a function, whose calls
-    may differ.
-    """
-    if not record.rounds or _is_served(record) or record.rounds[0].requests is None:
-        return "None", "None"
-    first = record.rounds[0]
-    return _per_iteration(first.requests, first), _per_iteration(
-        first.tokens.input if first.tokens else None, first
-    )
-
-
 def _is_served(record: Record) -> bool:
     return any(each.served is not None for each in record.rounds)
 
@@ -494,7 +406,3 @@ def _is_served(record: Record) -> bool:
 def _is_search(record: Record) -> bool:
     """Whether the load is the one that a search ended with, whose length depends on the rate it found."""
     return record.load_curve is not None and record.load_curve.between is not None
-
-
-def _per_iteration(count: int | None, round_: Round) -> str:
-    return "None" if count is None else f"{count / round_.iterations:g}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_llenergy.compare.case import Case, Criterion, has_metric, is_energy_metric
+from pytest_llenergy.compare.case import MAX_LOAD, Case, Criterion, has_metric, is_energy_metric
 from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
@@ -22,21 +24,27 @@ from pytest_llenergy.compare.comparability import (
     work_differences,
     workload_differences,
 )
-from pytest_llenergy.compare.covariates import Covariates, find_disturbance, round_covariates
-from pytest_llenergy.compare.custom import compare_custom
-from pytest_llenergy.compare.max_load import MAX_LOAD, decide_by_bounds, sample_searches
+from pytest_llenergy.compare.custom import Value, compare_custom, decide_values
+from pytest_llenergy.compare.disturbance import find_disturbance, load_of_others
 from pytest_llenergy.compare.metrics import METRICS, unit_of
-from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.outputs import check_outputs
 from pytest_llenergy.compare.pairing import (
-    mark_renamed,
+    describe_changing_ids,
     match_renamed,
     pair_records,
     rename_records,
     select_last_attempts,
 )
-from pytest_llenergy.compare.rule import BY_METERS, DEFAULT_RULE, HELD_BACK, Rule
-from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
+from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
+from pytest_llenergy.compare.statistics import (
+    MIN_ROUNDS,
+    SESSION_SPREAD,
+    STORED,
+    Estimate,
+    Sample,
+    compare_samples,
+    correct_multiple_comparisons,
+)
 from pytest_llenergy.record.base import pause_garbage_collection
 from pytest_llenergy.record.comparison import (
     ONLY_IN_BASELINE,
@@ -50,7 +58,8 @@ from pytest_llenergy.record.goodput_metrics import GOODPUT_METRICS
 from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
 from pytest_llenergy.record.record import Record, Round
 from pytest_llenergy.record.report import Report
-from pytest_llenergy.record.round_statistics import RoundValue
+from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.round_statistics import RoundValue, half_student
 from pytest_llenergy.record.scoring import PER_JOULE
 from pytest_llenergy.record.text import count_tests
 
@@ -68,6 +77,8 @@ ACCEPT = "llenergy compare --across compares them all the same, and a new baseli
 
 #: How to compare searches whose record has only parts of loads.
 COMPLETE = "only whole loads can be gated; let max_load search lower rates (between=) or longer (budget=)"
+
+V = TypeVar("V", Comparison, Estimate)
 
 #: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
 Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
@@ -147,13 +158,12 @@ def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str
         incomplete: Name of the baseline if its run did not finish. The baseline may then lack the test
             because it was stopped early, so the verdict is ``invalid`` instead of ``new``.
     """
-    case = Case(criterion.metric or default_metric(head), criterion, None, head, criterion.gated)
+    case = Case(criterion.metric or default_metric(head), criterion, None, head)
     if not head.counts:
-        ungated = Case(case.metric, criterion, None, head, gated=case.gated and head.status != "skipped")
-        return ungated.without_estimate("invalid", _not_measured_reason("head", head))
+        return case.decide("invalid", _not_measured_reason("head", head), gated=head.status != "skipped")
     if incomplete is not None:
-        return case.without_estimate("invalid", _missing_reason(incomplete))
-    return case.without_estimate("new", "not in the baseline")
+        return case.decide("invalid", _missing_reason(incomplete))
+    return case.decide("new", "not in the baseline")
 
 
 def compare_reports(
@@ -201,13 +211,21 @@ def compare_reports(
                         MeasuredRecord(before, base.environment),
                         MeasuredRecord(after, head.environment),
                     )
-                    found = _compare_records(*measured, criterion, across=across, estimator=estimator)
-                    results.append((mark_renamed(found[0], renamed), found[1]))
+                    found, estimate = _compare_records(
+                        *measured, criterion, across=across, estimator=estimator
+                    )
+                    old = renamed.get(after.id)
+                    if old is not None:
+                        notes = [f"renamed from {old}", *found.notes]
+                        found = msgspec.structs.replace(found, renamed_from=old, notes=notes)
+                    results.append((found, estimate))
             comparisons += _correct_comparisons(results)
     sides = describe_side(base, origins[0]), describe_side(head, origins[1])
     # Most records have the same devices: describe each set once.
     distinct = {(*each.devices, *each.meters): each for each in head_records.values() if each.rounds}
     devices = (describe_devices(record, head.environment) for record in distinct.values())
+    reruns = len({record.id for record in head.records if record.attempt > 1})
+    floor = max((each.rule.floor for each in criteria), default=0.0)
     return ComparedReports(
         base=sides[0],
         head=sides[1],
@@ -216,20 +234,15 @@ def compare_reports(
         notes=[
             *[incomplete_run_note(side.origin) for side in sides if not side.complete],
             *[f"renamed, and compared: {old} -> {new}" for new, old in renamed.items()],
-            *_describe_reruns(head, origins[1]),
-            *_describe_floor(criteria),
+            *describe_changing_ids(base_paired.keys() - head_records, head_records.keys() - base_paired),
+            *(
+                [f"{origins[1]}: {count_tests(reruns)} ran again; the last attempts are compared"]
+                if reruns
+                else []
+            ),
+            *([f"changes up to {floor * 100:.3g}% do not count"] if floor > DEFAULT_RULE.threshold else []),
         ],
     )
-
-
-def _describe_floor(criteria: Sequence[Criterion]) -> list[str]:
-    floor = max((each.rule.floor for each in criteria), default=0.0)
-    return [f"changes up to {floor * 100:.3g}% do not count"] if floor > DEFAULT_RULE.threshold else []
-
-
-def _describe_reruns(head: Report, origin: str) -> list[str]:
-    count = len({record.id for record in head.records if record.attempt > 1})
-    return [f"{origin}: {count_tests(count)} ran again; the last attempts are compared"] if count else []
 
 
 def incomplete_run_note(origin: str) -> str:
@@ -243,99 +256,113 @@ def _missing_reason(origin: str) -> str:
 
 def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None) -> Comparison:
     # A test without a measurement in the baseline was not checked before either.
-    gated = criterion.gated and base.counts
-    case = Case(criterion.metric or default_metric(base), criterion, base, None, gated)
+    case = Case(criterion.metric or default_metric(base), criterion, base, None)
     if incomplete is not None:
-        return case.without_estimate("invalid", _missing_reason(incomplete))
-    return case.without_estimate("removed", ONLY_IN_BASELINE)
+        return case.decide("invalid", _missing_reason(incomplete), gated=base.counts)
+    return case.decide("removed", ONLY_IN_BASELINE, gated=base.counts)
 
 
 def _compare_records(
-    base: MeasuredRecord,
-    head: MeasuredRecord,
-    criterion: Criterion,
-    *,
-    across: bool,
-    estimator: Estimator = estimate_once,
+    base: MeasuredRecord, head: MeasuredRecord, criterion: Criterion, *, across: bool, estimator: Estimator
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
-    metric = criterion.metric or default_metric(old, new)
-    is_custom, is_energy = metric not in ROUND_METRICS, is_energy_metric(metric)
-    unit = unit_of(metric, old, new)
-    case = Case(metric, criterion, old, new, criterion.gated)
-    if new.status == old.status == "skipped":
-        ungated = Case(metric, criterion, old, new, gated=False)
-        return ungated.without_estimate("invalid", _not_measured_reason("head", new)), None
-    if new.counts and old.status in STATUS_VERBS and not old.counts:
-        ungated = Case(metric, criterion, old, new, gated=False)
-        found = ungated.without_estimate("new", _not_measured_reason("base", old))
-        return msgspec.structs.replace(found, base_status=old.status), None
-    for side, record in (("base", old), ("head", new)):
-        if not record.counts:
-            return case.without_estimate("invalid", _not_measured_reason(side, record)), None
-        if not record.rounds and not is_custom:
-            reason = f"{side} has only windows of energy_meter and no rounds to compare"
-            return case.without_estimate("invalid", reason), None
-        recorded = record.metrics.get(metric)
-        if recorded is not None and recorded.unit != unit:
-            reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {unit or 'no unit'}"
-            return case.without_estimate("invalid", reason), None
-    if not criterion.from_mark and not (has_metric(metric, old) or has_metric(metric, new)):
-        ungated = Case(metric, criterion, old, new, gated=False)
-        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].absent
-        return ungated.without_estimate("no value", missing), None
-    if is_energy and old.kind != new.kind:
-        reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
-        if {old.kind, new.kind} == {"measured", "attributed"}:
-            reason += ": other processes used the CPUs of one of them"
-        differences = [f"meter.kind: {old.kind} -> {new.kind}"]
-        return case.without_estimate("not comparable", reason, differences), None
-    differences = device_differences(old, new, base.environment, head.environment, meters=is_energy)
-    if differences:
-        reason = f"different devices ({'; '.join(differences)})"
-        return case.without_estimate("not comparable", reason, differences), None
-    differences = workload_differences(old, new)
-    if differences and not across:
-        reason = f"different workload ({'; '.join(differences)})"
-        return case.without_estimate("not comparable", reason, differences), None
-    tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
-    # Goodput and the maximum load are what saturation costs; joules are then those of other work.
-    saturation = is_energy or metric not in GOODPUT_METRICS
-    partial = partial_loads(old, new) if saturation else []
-    if partial and criterion.gated and not across:
-        return case.without_estimate("not comparable", f"{'; '.join(partial)}: {COMPLETE}", partial), None
-    changes = work_differences(old, new, tolerance, saturation=saturation)
-    if changes and criterion.gated and not across:
-        return case.without_estimate("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
-    differences += partial + changes
-    if has_metric(metric, new) and not has_metric(metric, old):
-        return case.without_estimate("new", f"the baseline has no {metric}"), None
-    if is_custom:
+    case = Case(criterion.metric or default_metric(old, new), criterion, old, new)
+    differences: list[str] = []
+    found = _refuse(case, base, head, differences, across=across)
+    if found is not None:
+        return found, None
+    metric = case.metric
+    if metric not in ROUND_METRICS:
         found = compare_custom(case, differences)
-        return (check_outputs(found, case) if metric == PER_JOULE else found), None
-
-    def decide(base: Sample, head: Sample) -> Estimate:
-        return estimator(new, base, head, criterion.rule, metric)
-
-    decided = decide_by_bounds(old, new, criterion.rule, decide) if metric == MAX_LOAD else None
-    if decided is not None:
-        decided = _hold_back(decided, old, new)
-        return case.without_estimate(decided.verdict, decided.reason), None
+        return (check_outputs(found, old, new) if metric == PER_JOULE else found), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
         if not values:
-            return case.without_estimate("invalid", f"{side} has no {metric}: {why}"), None
-        of_rounds = _make_sample(values, record.rounds, unit)
-        samples.append(sample_searches(record, unit) if metric == MAX_LOAD else of_rounds)
-    estimate = decide(samples[0], samples[1])
-    if metric == MAX_LOAD:
-        # What limits a search is its bracket, and no meter.
-        estimate = replace(estimate, reason=estimate.reason.replace(BY_METERS, "the searches can"))
-    estimate = _hold_back(estimate, old, new, (samples[0].covariates, samples[1].covariates))
+            return case.decide("invalid", f"{side} has no {metric}: {why}"), None
+        of_rounds = _make_sample(values, record.rounds, unit_of(metric, old, new))
+        samples.append(_sample_searches(record) if metric == MAX_LOAD else of_rounds)
+    estimate = estimator(new, samples[0], samples[1], criterion.rule, metric)
+    if metric == MAX_LOAD and min(estimate.n_base, estimate.n_head) < MIN_ROUNDS:
+        # Each session is one result, whose uncertainty the search knows.
+        spread = estimate.design.session_spread or SESSION_SPREAD
+        results = [_result_of(each, record, spread) for each, record in zip(samples, (old, new), strict=True)]
+        found = decide_values(case, results[0], results[1], differences)
+        return _hold_back(found, old, new, load_matters=True), None
+    alike = estimate.design.interleaved or bool(estimate.corrections)
+    estimate = _hold_back(estimate, old, new, load_matters=not alike)
     notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
-    notes += [f"{OTHER_WORKLOAD}{line}" for line in differences]
-    return check_outputs(case.with_estimate(samples[0], samples[1], estimate, notes), case), estimate
+    compared = case.decide(
+        estimate.verdict,
+        estimate.reason,
+        ratio=estimate.ratio,
+        low=estimate.low,
+        high=estimate.high,
+        # The values of the tables; a report without metrics has those of its rounds.
+        base=median(samples[0].values),
+        head=median(samples[1].values),
+        n_base=estimate.n_base,
+        n_head=estimate.n_head,
+        noise=estimate.noise,
+        detectable=estimate.detectable,
+        p=estimate.p,
+        session_spread=estimate.design.session_spread or None,
+        notes=[*notes, *(f"{OTHER_WORKLOAD}{line}" for line in differences)],
+    )
+    return check_outputs(compared, old, new), estimate
+
+
+def _refuse(
+    case: Case, base: MeasuredRecord, head: MeasuredRecord, differences: list[str], *, across: bool
+) -> Comparison | None:
+    """Return the comparison of records to which the rule does not apply, or None.
+
+    Appends the differences of the workloads that are compared all the same.
+    """
+    metric, criterion, old, new = case.metric, case.criterion, base.record, head.record
+    is_custom, is_energy = metric not in ROUND_METRICS, is_energy_metric(metric)
+    unit = unit_of(metric, old, new)
+    if new.status == old.status == "skipped":
+        return case.decide("invalid", _not_measured_reason("head", new), gated=False)
+    if new.counts and old.status in STATUS_VERBS and not old.counts:
+        reason = _not_measured_reason("base", old)
+        return case.decide("new", reason, gated=False, base_status=old.status)
+    for side, record in (("base", old), ("head", new)):
+        if not record.counts:
+            return case.decide("invalid", _not_measured_reason(side, record))
+        if not record.rounds and not is_custom:
+            return case.decide("invalid", f"{side} has only windows of energy_meter and no rounds to compare")
+        recorded = record.metrics.get(metric)
+        if recorded is not None and recorded.unit != unit:
+            reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {unit or 'no unit'}"
+            return case.decide("invalid", reason)
+    if not criterion.from_mark and not (has_metric(metric, old) or has_metric(metric, new)):
+        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].absent
+        return case.decide("no value", missing, gated=False)
+    if is_energy and old.kind != new.kind:
+        reason = f"base is {old.kind or 'without a meter'}, head is {new.kind or 'without a meter'}"
+        if {old.kind, new.kind} == {"measured", "attributed"}:
+            reason += ": others used the CPUs of one of them"
+        return case.decide("not comparable", reason, [f"meter.kind: {old.kind} -> {new.kind}"])
+    found = device_differences(old, new, base.environment, head.environment, meters=is_energy)
+    if found:
+        return case.decide("not comparable", f"different devices ({'; '.join(found)})", found)
+    differences += workload_differences(old, new)
+    if differences and not across:
+        reason = f"different workload ({'; '.join(differences)})"
+        return case.decide("not comparable", reason, differences)
+    # Goodput and the maximum load are what saturation costs; energy is then that of other work.
+    saturation = is_energy or metric not in GOODPUT_METRICS
+    tolerance = max(criterion.rule.threshold, TOKEN_TOLERANCE)
+    partial = partial_loads(old, new) if saturation else []
+    changes = work_differences(old, new, tolerance, saturation=saturation)
+    for found, remedy in ((partial, COMPLETE), (changes, ACCEPT)):
+        if found and criterion.gated and not across:
+            return case.decide("not comparable", f"{'; '.join(found)}: {remedy}", found)
+    differences += partial + changes
+    if has_metric(metric, new) and not has_metric(metric, old):
+        return case.decide("new", f"the baseline has no {metric}")
+    return None
 
 
 def _correct_comparisons(results: Sequence[tuple[Comparison, Estimate | None]]) -> list[Comparison]:
@@ -359,22 +386,54 @@ def _make_sample(values: Sequence[tuple[int, RoundValue]], rounds: Sequence[Roun
         # Energy that a part-time sensor missed, and what the course of power between ticks makes uncertain.
         shared=tuple([math.hypot(each.unsampled, each.shape) for _, each in values]),
         pairs=tuple([index for index, _ in values]),
-        covariates=round_covariates([rounds[index] for index, _ in values]),
+        load=load_of_others([rounds[index] for index, _ in values]),
     )
 
 
-def _hold_back(
-    estimate: Estimate, base: Record, head: Record, covariates: tuple[Covariates, Covariates] = ({}, {})
-) -> Estimate:
+def _sample_searches(record: Record) -> Sample:
+    """Return the maximum load of each session, which all its rounds repeat."""
+    searches = dict.fromkeys((each.session or 1, each.max_load) for each in record.rounds if is_valid(each))
+    found = [
+        (session, each.requests_per_s, each)
+        for session, each in searches
+        if each is not None and each.requests_per_s is not None
+    ]
+    return Sample(
+        values=tuple([value for _, value, _ in found]),
+        # The scatter of sessions shows all but the bracket, of which both sides may have the same.
+        shared=tuple(
+            [
+                max((each.below_requests_per_s or value) - value, 0.0) / math.sqrt(3)
+                for _, value, each in found
+            ]
+        ),
+        # Sessions are numbered over both sides.
+        pairs=tuple([(session - 1) // 2 for session, _, _ in found]),
+    )
+
+
+def _result_of(sample: Sample, record: Record, spread: float) -> Value:
+    """Return the mean of few searches; what each does not know may be the same in all of them."""
+    own = [each.max_load.u_requests_per_s or 0.0 for each in record.rounds if each.max_load is not None]
+    n, mean = len(sample.values), fmean(sample.values)
+    # Sessions that scatter more than usual count as they are.
+    seen = stdev(sample.values) * half_student(n - 1) if n > 1 else 0.0
+    u = math.hypot(fmean(own), max(spread * mean, seen) / math.sqrt(n))
+    return Value(mean, u, results=n)
+
+
+def _hold_back(found: V, base: Record, head: Record, *, load_matters: bool) -> V:
     """Return no verdict on a change if most rounds of a side were disturbed."""
-    if estimate.verdict in ("inconclusive", "invalid"):
-        return estimate
-    noise = estimate.noise if estimate.interleaved else None
-    why = find_disturbance(base, head, estimate.adjusted, covariates, noise=noise)
+    if found.verdict in ("inconclusive", "invalid"):
+        return found
+    why = find_disturbance(base, head, load_matters=load_matters)
     if why is None:
-        return estimate
-    reason = f"{estimate.verdict} {HELD_BACK} {why}; {estimate.reason}"
-    return replace(estimate, verdict="inconclusive", reason=reason)
+        return found
+    held: dict[str, Any] = {
+        "verdict": "inconclusive",
+        "reason": f"{found.verdict} {HELD_BACK} {why}; {found.reason}",
+    }
+    return replace(found, **held) if isinstance(found, Estimate) else msgspec.structs.replace(found, **held)
 
 
 def _not_measured_reason(side: str, record: Record) -> str:

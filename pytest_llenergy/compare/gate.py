@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from math import isfinite
+from math import inf, isfinite
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
@@ -17,7 +17,7 @@ from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.metrics import ROUND_METRICS
-from pytest_llenergy.record.quantity import format_pair, scale_of, shown_unit
+from pytest_llenergy.record.quantity import format_number, format_pair, scale_of, shown_unit
 from pytest_llenergy.record.record import Metric, Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.text import count_tests, did_you_mean
@@ -25,17 +25,11 @@ from pytest_llenergy.record.text import count_tests, did_you_mean
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
-#: The largest relative threshold. A gate that allows three times the value is a mistake.
-MAX_THRESHOLD = 2.0
-
 #: Metrics that a budget can bound: those of which less is better, with their base unit.
 BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
 
 #: Part of the reason of a test that exceeds its budget.
 OVER_BUDGET = "over the budget of"
-
-#: What to gate by in place of names that are no metrics.
-INSTEAD = {"failed_requests": "slo_attainment counts failed requests as missing the SLO"}
 
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
@@ -95,15 +89,9 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
     )
     relative = float(match.group(1)) / 100 if match else 0.0
     absolute = float(match.group(2)) * UNIT_PREFIXES[match.group(3)] if match and match.group(2) else 0.0
-    if match is None or relative <= 0 or not isfinite(absolute):
+    if not 0 < relative < inf or not isfinite(absolute):
         raise PlanError(
             f"invalid threshold {text!r} of {name}; expected a percentage, such as '3%' or '3%+2{unit}'"
-        )
-    if relative > MAX_THRESHOLD:
-        raise PlanError(f"threshold {text!r} of {name} is too large; the maximum is {MAX_THRESHOLD:.0%}")
-    if match.group(2) and absolute <= 0:
-        raise PlanError(
-            f"threshold {text!r} of {name} has an absolute part of zero; write '{match.group(1)}%' alone"
         )
     return Threshold(name, relative, absolute, str(text).strip())
 
@@ -133,36 +121,16 @@ def check_custom_metrics(criteria: Iterable[Criterion], records: Iterable[Record
 
 def _unknown_metric(name: str, known: Collection[str]) -> PlanError:
     nearest = get_close_matches(name, known, n=3, cutoff=0)
-    hint = INSTEAD.get(name) or did_you_mean([name], known) or f"the nearest names are {', '.join(nearest)}"
+    hint = did_you_mean([name], known) or f"the nearest names are {', '.join(nearest)}"
     return PlanError(f"unknown metric {name!r}; {hint}")
 
 
-def common_rule(floor: float | None) -> Rule:
-    """Return the rule for metrics without a threshold; None leaves the default."""
-    return DEFAULT_RULE if floor is None else rule_with_floor(floor)
+def rule_with_floor(floor: float | None, rule: Rule = DEFAULT_RULE) -> Rule:
+    """Return a rule for a machine on which two runs of the same code differ by up to ``floor``.
 
-
-def rule_with_floor(floor: float) -> Rule:
-    """Return the default rule for a machine on which two runs of the same code differ by up to ``floor``.
-
-    A threshold or tolerance below the floor is raised to it: changes up to the floor are not significant.
+    A tolerance below the floor is raised to it: changes up to the floor are not significant.
     """
-    return replace(
-        DEFAULT_RULE,
-        floor=floor,
-        threshold=max(DEFAULT_RULE.threshold, floor),
-        tolerance=max(DEFAULT_RULE.tolerance, floor),
-    )
-
-
-def check_floor(thresholds: Iterable[Threshold], floor: float) -> None:
-    """Raise ``PlanError`` for a threshold below the floor: such changes are not significant."""
-    for each in thresholds:
-        if each.relative < floor:
-            raise PlanError(
-                f"threshold {each.text!r} of {each.metric} is below the floor of {floor * 100:.3g}%, and "
-                "changes up to the floor are not significant; raise the threshold or lower the floor"
-            )
+    return rule if floor is None else replace(rule, floor=floor, tolerance=max(rule.tolerance, floor))
 
 
 def check_named_once(thresholds: Sequence[Threshold]) -> None:
@@ -195,11 +163,12 @@ class Budget:
         u = metric.uncertainty_absolute
         # Four digits, to tell a value from a budget that it just exceeds.
         power, prefix = scale_of(metric.unit, metric.value)
-        value = f"{metric.value / 10**power:.4g}"
-        value += f" ± {u / 10**power:.2g} {prefix}{metric.unit}" if u else f" {prefix}{metric.unit}"
+        value = format_number(metric.value / 10**power, 4) + (
+            f" ± {format_number(u / 10**power)}" if u else ""
+        )
         # Times and counts are measured even if the joules are estimated.
         kind = " (estimated)" if estimated and ("J" in metric.unit or metric.unit == "W") else ""
-        return f"energy_gate: {self.metric} is {value}{kind}, {OVER_BUDGET} {self.text}"
+        return f"energy_gate: {self.metric} is {value} {prefix}{metric.unit}{kind}, {OVER_BUDGET} {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
@@ -289,12 +258,11 @@ def parse_criteria(
         floor: Value of ``--floor``; None is the default.
 
     Raises:
-        PlanError: If a metric or a threshold is invalid, a threshold is below the floor, or a metric has two.
+        PlanError: If a metric or a threshold is invalid, or a metric has two.
     """
-    common = common_rule(floor)
+    common = rule_with_floor(floor)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
-    check_floor(thresholds, common.floor)
     check_named_once(thresholds)
     criteria = {each.metric: Criterion(each.metric, each.rule(common), gated=True) for each in thresholds}
     criteria.update({name: Criterion(name, common, gated=True) for name in names if name not in criteria})
@@ -350,8 +318,7 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
     lines = []
     for (metric, limit), found in by_gate.items():
         if metric not in used:
-            hint = f"; {INSTEAD[metric]}" if metric in INSTEAD else ""
-            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason}){hint}")
+            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
         decided = [each for each in found if each.gated and each.rule_applied]
         # A log-likelihood is negative.
         sizes = [max(abs(each.base or 0.0), abs(each.head or 0.0)) for each in decided]
@@ -361,7 +328,7 @@ def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
             unit = f" {shown_unit(found[0].unit)}".rstrip()
             lines.append(
                 f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, "
-                f"is above every value, at most {highest:.4g}{unit}"
+                f"is above every value, at most {format_number(highest, 4)}{unit}"
             )
     return list(dict.fromkeys(lines))
 

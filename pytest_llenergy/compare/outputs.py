@@ -9,69 +9,52 @@ from __future__ import annotations
 
 import msgspec
 
-from pytest_llenergy.compare.case import Case
 from pytest_llenergy.record.comparison import OUTPUTS_DIFFER, Comparison
 from pytest_llenergy.record.defaults import AGREEMENT
 from pytest_llenergy.record.outputs import agreement_of
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.scoring import ACCURACY
 
-#: How to accept an improvement with other outputs.
-REMEDY = "a new baseline accepts it"
 
-
-def check_outputs(comparison: Comparison, case: Case) -> Comparison:
-    """Return the comparison with notes on outputs; an improvement whose outputs changed is not one."""
-    base, head = case.base, case.head
-    assert base is not None
-    assert head is not None
-    difference = explain_difference(base, head)
+def check_outputs(comparison: Comparison, base: Record, head: Record) -> Comparison:
+    """Return the comparison with a note on outputs that differ; an improvement is then not comparable."""
     improved = comparison.verdict == "improved"
+    unchecked = _explain_unchecked(base, head)
+    scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
+    tokens = None if unchecked is not None else _compare_tokens(base, head)
+    difference = note = None
+    if scores[0] is not None and scores[1] is not None:
+        if scores[1] < AGREEMENT * scores[0]:
+            difference = f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
+        elif tokens is not None:
+            note = f"{tokens}, but {ACCURACY} decides"
+    elif unchecked is not None and scores[0] is not None:
+        # Otherwise a head that no longer scores its outputs would pass as a saving.
+        difference = f"outputs not compared: only base has {ACCURACY}"
+    else:
+        difference = tokens
+        if improved and unchecked is not None and head.backend and head.backend.generation:
+            note = unchecked
     if difference is not None and improved:
-        reason = f"{difference}, so it is no improvement ({comparison.reason}); {REMEDY}"
+        reason = f"{difference}, so it is no improvement ({comparison.reason}); a new baseline accepts it"
         return msgspec.structs.replace(
             comparison, verdict="not comparable", reason=reason, differences=[difference]
         )
-    note = difference
-    if note is None and improved and head.backend and head.backend.generation:
-        note = explain_unchecked(base, head)
-    sides = [side for side, each in (("base", base), ("head", head)) if each.value_of(ACCURACY) is not None]
-    if note is None and len(sides) == 1:
-        note = f"only {sides[0]} has {ACCURACY}"
-    if note is None and len(sides) == 2 and explain_unchecked(base, head) is None:
-        note = _explain_tokens(base, head)
-        note = f"{note}, but {ACCURACY} decides" if note is not None else None
-    return msgspec.structs.replace(comparison, notes=[*comparison.notes, *filter(None, [note])])
+    notes = [*comparison.notes, *filter(None, [difference or note])]
+    return msgspec.structs.replace(comparison, notes=notes)
 
 
-def explain_difference(base: Record, head: Record) -> str | None:
-    """Return how the outputs of two records differ, or None if they agree or cannot be compared.
-
-    Args:
-        base: The baseline.
-        head: The record to compare with it.
-    """
-    scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
-    if scores[0] is not None and scores[1] is not None:
-        if scores[1] >= AGREEMENT * scores[0]:
-            return None
-        return f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
-    if explain_unchecked(base, head) is not None:
-        # Otherwise a head that no longer scores its outputs would pass as a saving.
-        lost = scores[0] is not None and scores[1] is None
-        return f"outputs not compared: only base has {ACCURACY}" if lost else None
-    return _explain_tokens(base, head)
-
-
-def _explain_tokens(base: Record, head: Record) -> str | None:
+def _compare_tokens(base: Record, head: Record) -> str | None:
     """Return by how much the tokens differ, or None if they agree."""
     agreement = agreement_of(base.outputs, head.outputs)
     if agreement >= AGREEMENT:
         return None
-    return f"{OUTPUTS_DIFFER}agreement {_below(agreement)} < {AGREEMENT:g}"
+    # It must not look like the limit that it is below.
+    text = f"{agreement:.2f}" if round(agreement, 2) < AGREEMENT else f"{agreement:.4f}"
+    return f"{OUTPUTS_DIFFER}agreement {text} < {AGREEMENT:g}"
 
 
-def explain_unchecked(base: Record, head: Record) -> str | None:
+def _explain_unchecked(base: Record, head: Record) -> str | None:
     """Return why the tokens of two records cannot be compared, or None if they can."""
     for side, record in (("base", base), ("head", head)):
         if record.backend is not None and record.backend.generation.get("do_sample"):
@@ -83,9 +66,3 @@ def explain_unchecked(base: Record, head: Record) -> str | None:
     if base.backend.prompts_digest != head.backend.prompts_digest:
         return "outputs not compared: the prompts differ"
     return None
-
-
-def _below(agreement: float) -> str:
-    """Format an agreement so that it does not look like the limit that it is below."""
-    text = f"{agreement:.2f}"
-    return f"{agreement:.4f}" if float(text) >= AGREEMENT else text

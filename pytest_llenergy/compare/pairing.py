@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
 from pytest_llenergy.compare.comparability import workload_key
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
 
-#: Workload and code of a test, which a new name leaves as they are.
-Work = tuple[str, str | None]
+#: Parts of ids that differ in every run: addresses, UUIDs, long numbers such as times, dates.
+CHANGING = re.compile(
+    r"0x[0-9a-f]{3,}|[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|\b[0-9a-f]{32}\b|\d{9,}(?:\.\d+)?"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d[^\]-]*",
+    re.IGNORECASE,
+)
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
@@ -23,20 +27,15 @@ def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Re
         ReportError: If an attempt has two records, since choosing one would be arbitrary.
     """
     last: dict[str, Record] = {}
-    attempts: dict[str, set[int]] = {}
+    seen: set[tuple[str, int]] = set()
     for record in records:
-        before = last.get(record.id)
-        if before is None:
-            last[record.id] = record
-            continue
-        numbers = attempts.setdefault(record.id, {before.attempt})
-        if record.attempt in numbers:
+        if (record.id, record.attempt) in seen:
             raise ReportError(
                 f"{origin}: {record.id} has two records of attempt {record.attempt}; write one report per "
                 "run, or combine runs with llenergy merge"
             )
-        numbers.add(record.attempt)
-        if record.attempt > before.attempt:
+        seen.add((record.id, record.attempt))
+        if record.id not in last or record.attempt > last[record.id].attempt:
             last[record.id] = record
     return last
 
@@ -53,36 +52,31 @@ def pair_records(
 
 
 def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
-    """Find tests that have another id in the baseline: the id of the baseline by that of the head."""
-    removed = group_by_work(record for name, record in base.items() if name not in head)
-    new = group_by_work(record for name, record in head.items() if name not in base)
-    found = {
-        records[0].id: find_renamed(records[0], removed) for records in new.values() if len(records) == 1
-    }
-    return {name: old.id for name, old in found.items() if old is not None}
+    """Find tests that have another id in the baseline: the id of the baseline by that of the head.
+
+    Only a test with the workload and code of exactly one test of the other side is the same one. Where the
+    baseline has no digests of code, the workload must have a backend: others are hardly distinct.
+    """
+    removed = _group_by_work(record for name, record in base.items() if name not in head)
+    new = _group_by_work(record for name, record in head.items() if name not in base)
+    found = {}
+    for (workload, code), heads in new.items():
+        bases = removed.get((workload, code)) or (
+            removed.get((workload, None), []) if heads[0].backend else []
+        )
+        if len(heads) == len(bases) == 1:
+            found[heads[0].id] = bases[0].id
+    return found
 
 
-def group_by_work(records: Iterable[Record]) -> dict[Work, list[Record]]:
+def _group_by_work(records: Iterable[Record]) -> dict[tuple[str, str | None], list[Record]]:
     """Group measured tests by workload and code."""
-    groups: dict[Work, list[Record]] = {}
+    groups: dict[tuple[str, str | None], list[Record]] = {}
     for record in records:
         if record.counts and record.rounds:
-            groups.setdefault(_work(record), []).append(record)
+            workload = workload_key(msgspec.structs.replace(record, id=""))
+            groups.setdefault((workload, record.source_digest), []).append(record)
     return groups
-
-
-def find_renamed(head: Record, removed: Mapping[Work, Sequence[Record]]) -> Record | None:
-    """Return the only removed test with the work of a new one, if there is one.
-
-    Where the baseline lacks digests of code, the workload must have a backend: others are hardly distinct.
-    """
-    workload, _ = _work(head)
-    candidates = removed.get(_work(head)) or (removed.get((workload, None), ()) if head.backend else ())
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _work(record: Record) -> Work:
-    return workload_key(msgspec.structs.replace(record, id="")), record.source_digest
 
 
 def rename_records(records: Mapping[str, Record], renamed: Mapping[str, str]) -> dict[str, Record]:
@@ -94,10 +88,15 @@ def rename_records(records: Mapping[str, Record], renamed: Mapping[str, str]) ->
     }
 
 
-def mark_renamed(comparison: Comparison, renamed: Mapping[str, str]) -> Comparison:
-    """Note the id in the baseline if the test was renamed."""
-    old = renamed.get(comparison.id)
-    if old is None:
-        return comparison
-    notes = [f"renamed from {old}", *comparison.notes]
-    return msgspec.structs.replace(comparison, renamed_from=old, notes=notes)
+def describe_changing_ids(base: Iterable[str], head: Iterable[str]) -> list[str]:
+    """Return a line about tests of one side only whose ids differ by what changes in every run, if any."""
+    sides = [{CHANGING.sub("…", name): name for name in names} for names in (base, head)]
+    alike = [name for pattern, name in sides[1].items() if sides[0].get(pattern, name) != name]
+    if not alike:
+        return []
+    found = CHANGING.search(alike[0])
+    part = found.group() if found is not None else ""
+    return [
+        f"ids that change in each run cannot be paired, such as {alike[0]} with {part}; give its parameters "
+        "ids: pytest.mark.parametrize(…, ids=…)"
+    ]

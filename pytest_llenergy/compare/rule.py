@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, expm1, inf, log, log1p, sqrt
+from math import expm1, inf, log1p
 from typing import Literal
 
-from pytest_llenergy.compare.drift import Drift
-from pytest_llenergy.compare.limits import SecondLevel, normal_quantile
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.defaults import FLOOR
+from pytest_llenergy.record.quantity import format_number
 
 RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
 
@@ -19,8 +18,8 @@ RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusi
 LOG_ROUNDING = 1e-12
 #: Largest change that reasons name as what the meters cannot resolve.
 MAX_RESOLUTION = 10.0
-#: Part of the reason if the meters are what prevents a verdict.
-BY_METERS = "the meters can"
+#: Part of the reason if the measurement is too uncertain for a verdict, however many rounds there are.
+UNRESOLVED = "be resolved"
 #: Part of the reason if rounds were disturbed, so that a verdict is held back.
 HELD_BACK = "by itself, but"
 #: Part of the reason if a relative threshold cannot decide, before an example.
@@ -71,11 +70,9 @@ def decide_verdict(
     high: float | None,
     rule: Rule,
     *,
-    absolute: AbsoluteChange | None,
-    meter: float,
-    drift: Drift | None,
-    level: SecondLevel | None,
-    better: Direction,
+    absolute: AbsoluteChange | None = None,
+    meter: float = 0.0,
+    better: Direction = "less",
 ) -> tuple[RuleVerdict, str]:
     """Return the verdict by the rule, and its reason.
 
@@ -83,9 +80,6 @@ def decide_verdict(
     worse.
     """
     sign = 1 if better == "less" else -1  # reasons state changes of the metric, as tables do
-    if drift is not None and drift.strong and abs(log1p(drift.change)) >= log1p(rule.tolerance):
-        fault = f"the level drifted by {drift.change:+.1%} over the rounds"
-        return "invalid", f"{fault}; let the machine settle and measure again"
     if low is None or high is None:
         return "inconclusive", "too few rounds for limits at this confidence"
     changed: RuleVerdict | None = None
@@ -93,14 +87,10 @@ def decide_verdict(
         changed = "regressed"
     elif _is_change(-shift, -high, rule):
         changed = "improved"
-    if level is not None and changed != "regressed" and level.mean >= log1p(rule.threshold):
-        return ("regressed" if level.p <= rule.alpha else "inconclusive"), describe_far(level, better)
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
-            return (
-                "inconclusive",
-                f"{changed} by less than {BY_METERS} resolve ({_describe_resolution(meter)})",
-            )
+            reason = f"{changed} by less than can {UNRESOLVED} ({_describe_resolution(meter)})"
+            return "inconclusive", reason
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
     negligible = absolute is not None and absolute.worst < rule.threshold_absolute
@@ -109,61 +99,24 @@ def decide_verdict(
         return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
     if high < log1p(rule.tolerance):
         if meter >= log1p(rule.tolerance):
-            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
+            return "inconclusive", f"changes below {_describe_resolution(meter)} cannot {UNRESOLVED}"
         return "unchanged", f"at most {rule.tolerance:.1%} worse"
-    if absolute is not None and absolute.worst < rule.threshold_absolute:
+    if absolute is not None and negligible:
         if expm1(meter) * absolute.level >= rule.threshold_absolute:
-            return "inconclusive", f"{BY_METERS}not resolve changes below {_describe_resolution(meter)}"
+            return "inconclusive", f"changes below {_describe_resolution(meter)} cannot {UNRESOLVED}"
         return "unchanged", f"at most {rule.threshold_absolute:g} worse, in absolute terms"
     if absolute is not None and changed:
         reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"
-        return "inconclusive", f"{changed} by {absolute.size:.3g}, {reason} {absolute.worst:.3g} worse"
+        return (
+            "inconclusive",
+            f"{changed} by {format_number(absolute.size)}, {reason} {format_number(absolute.worst)} worse",
+        )
     first, last = sorted((expm1(sign * low), expm1(sign * high)))
     return "inconclusive", f"change between {first:+.1%} and {last:+.1%}; threshold {rule.threshold:.1%}"
 
 
-def describe_far(level: SecondLevel, better: Direction) -> str:
-    side = "higher" if better == "less" else "lower"
-    factor = f"by a factor of {exp(level.factor):.2g} on average"
-    return f"{level.count} rounds of the head are {side} than every round of the base, {factor}"
-
-
 def _is_change(shift: float, low: float, rule: Rule) -> bool:
     return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
-
-
-def rounds_can_decide(
-    ratio: float, limits: tuple[float, float], rule: Rule, better: Direction, *, alpha: float, spread: float
-) -> bool:
-    """Return whether more rounds may decide on an inconclusive comparison with a stored baseline.
-
-    They may if most of the width of its limits is due to the rounds, or if limits that allow only for the
-    difference of sessions would give a verdict.
-
-    Args:
-        ratio: Head over base.
-        limits: Limits of the ratio.
-        rule: When a change counts.
-        better: Direction that is better.
-        alpha: One-sided error probability of each limit.
-        spread: Standard deviation of the level between sessions.
-    """
-    by_sessions = normal_quantile(1 - alpha) * sqrt(2) * spread
-    if log(limits[1] / limits[0]) / 2 > sqrt(2) * by_sessions:
-        return True
-    worse = log(ratio) if better == "less" else -log(ratio)
-    verdict, _ = decide_verdict(
-        worse,
-        worse - by_sessions,
-        worse + by_sessions,
-        rule,
-        absolute=None,
-        meter=0.0,
-        drift=None,
-        level=None,
-        better=better,
-    )
-    return verdict != "inconclusive"
 
 
 def _describe_resolution(meter: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.compare.comparison import describe_side, has_measurements
-from pytest_llenergy.compare.gate import check_floor, check_named_once
+from pytest_llenergy.compare.gate import check_named_once
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
@@ -152,7 +152,6 @@ def check_gate_options(config: pytest.Config) -> None:
             )
         return
     try:
-        check_floor(settings.fail_on, settings.floor)
         check_named_once(settings.fail_on)
     except PlanError as error:
         raise usage_error(f"{option_source(config, 'fail_on')}: {error}") from None

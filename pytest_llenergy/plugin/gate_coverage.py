@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.compare.comparison import incomplete_run_note
 from pytest_llenergy.compare.gate import list_void_gates
+from pytest_llenergy.compare.pairing import describe_changing_ids
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.baseline import ABSENT, NO_BASELINE, StoredBaseline
 from pytest_llenergy.record.comparison import Comparison
@@ -50,6 +51,7 @@ def describe_ungated(
     lost = stored.list_lost(records)
     if lost and with_lost:
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
+    lines += describe_changing_ids(lost, [each.id for each in comparisons if each.verdict == "new"])
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, compare_without_baseline
-from pytest_llenergy.compare.gate import Gate, common_rule, select_criteria
+from pytest_llenergy.compare.gate import Gate, rule_with_floor, select_criteria
 from pytest_llenergy.compare.history.spread import StoredEstimator
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.devices.environment import collect_environment
@@ -63,7 +63,7 @@ class Gating:
         """
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
-        common = common_rule(self._settings.floor)
+        common = rule_with_floor(self._settings.floor)
         stored = baseline_of(self._config)
         if stored is None:
             criteria = select_criteria(fail_on, threshold, common) if fail_on or threshold is not None else []

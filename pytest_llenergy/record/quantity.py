@@ -25,13 +25,18 @@ RESOLVABLE = 1 / 3
 UNITLESS = "1"
 
 
+def format_number(value: float, digits: int = 3) -> str:
+    """Format a value with so many digits, or as an integer of more: ``0.0123``, ``1234``."""
+    return f"{value:.0f}" if 10**digits - 0.5 <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
 def format_with_uncertainty(value: float, u: float | None) -> str:
     """Format a value and its standard uncertainty, to the second significant digit of the latter.
 
     To the first where the value would have more than four digits.
     """
     if u is None or not 0 < u < math.inf:
-        return f"{value:.3g}"
+        return format_number(value)
     places = max(0, 1 - math.floor(math.log10(u)))
     if places and value and places + math.floor(math.log10(abs(value))) >= 4:
         places -= 1
@@ -62,7 +67,7 @@ def format_energy(joules: float) -> str:
 def format_pair(base: float | None, head: float | None, unit: str) -> tuple[str, str]:
     """Format two values in one step, with four digits and the unit after the second; ``-`` if missing."""
     power, prefix = scale_of(unit, *(value for value in (base, head) if value is not None))
-    texts = ["-" if value is None else f"{value / 10**power:.4g}" for value in (base, head)]
+    texts = ["-" if value is None else format_number(value / 10**power, 4) for value in (base, head)]
     return texts[0], texts[1] if head is None else f"{texts[1]} {prefix}{shown_unit(unit)}".rstrip()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.record.metrics import BUILT_IN, is_prefill_only
-from pytest_llenergy.record.quantity import format_quantity, format_with_uncertainty
+from pytest_llenergy.record.quantity import format_number, format_quantity, format_with_uncertainty
 from pytest_llenergy.record.record import BackendInfo, Metric, Precision, Record, WindowRecord, domain_kind
 from pytest_llenergy.record.served import SATURATED
 from pytest_llenergy.record.text import one_line
@@ -148,8 +148,7 @@ def _metric(name: str, *, with_u: bool, absolute: bool) -> Callable[[Record], st
         if name == "peak_memory_bytes":
             return f"{metric.value / 2**20:.0f}"
         if not with_u:
-            # Three digits, and thousands without a power of ten.
-            return f"{metric.value:.3g}" if abs(metric.value) < 999.5 else f"{metric.value:.0f}"
+            return format_number(metric.value)
         if metric.unit.partition("/")[0] != "J":
             return format_with_uncertainty(metric.value, _u(metric, absolute=absolute))
         # The heading says per what.

@@ -13,7 +13,7 @@ from pytest_llenergy.report.text_tables import TableColumn, plain_text, tables_w
 from pytest_llenergy.report.verdicts import format_value, name_column
 
 #: Columns of numbers.
-COLUMNS = ("last", "rolling", "fixed", "sessions", "changed")
+COLUMNS = ("last", "usual", "change", "since first", "sessions", "changed")
 
 
 def render_text(view: HistoryView, width: int, *, color: bool) -> str:
@@ -48,12 +48,13 @@ def _tables(view: HistoryView) -> dict[str, list[Standing]]:
 
 def standing_cells(standing: Standing) -> tuple[str, ...]:
     """Return the cells of ``COLUMNS``."""
-    fixed = f"{_format_percent(standing.from_anchor)} from {_short_commit(standing.anchor_commit)}"
-    changes = [f"{_format_percent(each.size)} near {_short_commit(each.commit)}" for each in standing.changes]
+    changes = [f"{_format_percent(each.size)} near {(each.commit or '?')[:10]}" for each in standing.changes]
+    band = f" ± {standing.band:.1%}" if standing.band is not None else ""
     return (
         format_value(standing.last.value, standing.unit),
-        _format_percent(standing.from_rolling),
-        fixed if standing.from_anchor is not None else "-",
+        format_value(standing.usual) + band,
+        _format_percent(standing.from_usual),
+        _format_percent(standing.from_first),
         str(standing.sessions),
         ", ".join(changes) or "-",
     )
@@ -64,14 +65,10 @@ def list_notes(view: HistoryView) -> list[str]:
     earlier = sum(each.earlier > 0 for each in view.standings)
     return [
         *[f"{earlier} tests had a different workload before; those sessions are left out"] * bool(earlier),
-        "rolling, fixed: the last session against the median of those before it, and against the accepted "
-        "step or the first session. Changes are hints: verify one with llenergy ab.",
+        "usual: median of the sessions before the last, with the band in which sessions are expected. "
+        "Changes are hints: verify one with llenergy ab.",
     ]
 
 
 def _format_percent(change: float | None) -> str:
     return "-" if change is None else f"{change:+.1%}"
-
-
-def _short_commit(commit: str | None) -> str:
-    return "?" if commit is None else commit[:10]

@@ -18,6 +18,7 @@ from pytest_llenergy.record.text import (
     cut_words,
     one_line,
     short_test_name,
+    shorten,
     strip_trailing_space,
     unique_function_names,
 )
@@ -46,8 +47,8 @@ MAX_NOTES, MAX_WINDOWS = 6, 10
 #: Characters of two lines that may be lost by wrapping.
 WRAP_ROOM = 8
 
-#: Most reasons for skipping tests that are listed without ``-v``.
-MAX_REASONS = 3
+#: Most reasons for skipping tests that are listed without ``-v``, and most characters of one for failing.
+MAX_REASONS, MAX_REASON_LENGTH = 3, 300
 
 #: Share of the width that names may have before columns are left out.
 NAME_SHARE = 0.3
@@ -62,6 +63,7 @@ def render_summary(
     verbosity: int = 0,
     notes: Sequence[str] = (),
     with_times: bool = False,
+    with_failures: bool = False,
 ) -> str:
     """Render measured tests as a table, and the others as lines with their reasons.
 
@@ -74,6 +76,7 @@ def render_summary(
             uncertainty terms.
         notes: Further notes on the run.
         with_times: Whether to show where the time went in any case.
+        with_failures: Whether to list failed tests, which pytest itself reports at the end of a run.
     """
     stream = io.StringIO()
     console = Console(
@@ -119,7 +122,7 @@ def render_summary(
     for table in time_table(records, labels, width) if verbosity > 0 or with_times else ():
         console.print(table)
     metered = [record for record in records if record.meters]
-    for line in [*_without_result(records), *_skipped(records, verbosity)]:
+    for line in [*_without_result(records, with_failures=with_failures), *_skipped(records, verbosity)]:
         console.print(line)
     for line in _notes(metered, notes, labels, width, verbosity):
         console.print(line)
@@ -191,21 +194,19 @@ def _with_status(label: str, record: Record) -> str:
     return label if record.status == "measured" else f"{label} ({record.status})"
 
 
-def _without_result(records: Sequence[Record]) -> list[Text]:
-    """Return one line for each status and reason.
-
-    Failures are reported by pytest itself, and windows without joules have lines of their own.
-    """
+def _without_result(records: Sequence[Record], *, with_failures: bool) -> list[Text]:
+    """Return one line for each status and reason. Windows without energy have lines of their own."""
     alike: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record.status == "crashed" or (
+        if record.status in (("crashed", "failed") if with_failures else ("crashed",)) or (
             record.status == "invalid" and record.reason not in [window.reason for window in record.windows]
         ):
             alike.setdefault((record.status.upper(), one_line(record.reason or "")), []).append(record)
     lines = []
     for (status, reason), (first, *others) in alike.items():
         more = f" and {len(others)} more" if others else ""
-        lines.append(plain_text(f"{status} {short_test_name(first.id)}{more}: {reason}", style="red"))
+        text = f"{status} {short_test_name(first.id)}{more}: {shorten(reason, MAX_REASON_LENGTH)}"
+        lines.append(plain_text(text, style="red"))
     return lines
 
 

@@ -9,16 +9,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.compare.max_load import MAX_LOAD
-from pytest_llenergy.compare.rule import BY_METERS, HELD_BACK, NEEDS_ABSOLUTE, Rule, rounds_can_decide
-from pytest_llenergy.compare.statistics import NOISY_ABOVE, NOISY_ALPHA
+from pytest_llenergy.compare.case import MAX_LOAD
+from pytest_llenergy.compare.rule import HELD_BACK, NEEDS_ABSOLUTE, UNRESOLVED
+from pytest_llenergy.compare.statistics import STORED_ROUNDS
 from pytest_llenergy.record.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.record.metrics import ROUND_METRICS
-from pytest_llenergy.record.quantity import format_pair, shown_unit
+from pytest_llenergy.record.quantity import format_number, format_pair, shown_unit
 from pytest_llenergy.record.text import (
     MAX_NAME_LENGTH,
     one_line,
@@ -52,9 +51,6 @@ LEGEND = (
 #: Relative changes above this say nothing but that they are large: an absolute threshold is far above the
 #: values, or their uncertainty is.
 LARGE = 10.0
-
-#: Ratios above this are no measurements; their exponentials would overflow.
-MAX_RATIO = 1e30
 
 #: Further tests with the same verdict are only counted.
 MAX_BLOCKS = 10
@@ -195,35 +191,19 @@ def suggest_remedy(
         elif each.metric not in ROUND_METRICS and not in_turn:
             # What a test states does not depend on its rounds.
             found[precise] = True
-        elif BY_METERS not in each.reason:
+        elif UNRESOLVED not in each.reason:
             found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
     remedies = [remedy for remedy in reversed(found) if found[remedy]]
     return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
 
 
 def _rounds_can_decide(comparison: Comparison) -> bool:
-    ratio, low, high, rule = comparison.ratio, comparison.low, comparison.high, comparison.rule
-    spread = comparison.session_spread
     if comparison.metric == MAX_LOAD:
         # Rounds repeat the result of a search; only other sessions, which llenergy ab has, search again.
         return comparison.n_base > 1
-    if spread is None or ratio is None or low is None or high is None or rule is None:
-        return True
-    if HELD_BACK in comparison.reason:
-        # Other processes do not go away with more rounds, and disturb both sides alike if they alternate.
-        return False
-    # A file of llenergy ab may hold any numbers.
-    if not (0 <= spread < 1 and 0 < low <= ratio <= high < MAX_RATIO and 0 < rule.alpha < 0.5):
-        return True
-    noisy = comparison.noise is not None and comparison.noise > NOISY_ABOVE
-    return rounds_can_decide(
-        ratio,
-        (low, high),
-        Rule(**msgspec.structs.asdict(rule)),
-        comparison.better,
-        alpha=min(rule.alpha, NOISY_ALPHA) if noisy else rule.alpha,
-        spread=spread,
-    )
+    # Other processes do not go away with more rounds, and more rounds do not tell how sessions differ.
+    few = min(comparison.n_base, comparison.n_head) < STORED_ROUNDS
+    return comparison.session_spread is None or (few and HELD_BACK not in comparison.reason)
 
 
 def needs_reason(comparison: Comparison) -> bool:
@@ -287,7 +267,7 @@ def format_rounds(comparison: Comparison) -> str:
 
 def format_value(number: float | None, unit: str = "") -> str:
     """Format a number with four significant digits and its unit, or return ``-``."""
-    return "-" if number is None else f"{number:.4g} {shown_unit(unit)}".rstrip()
+    return "-" if number is None else f"{format_number(number, 4)} {shown_unit(unit)}".rstrip()
 
 
 def format_sides(comparison: Comparison) -> tuple[str, str]:

@@ -109,16 +109,32 @@ def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> Non
     assert str(place) not in project.git("worktree", "list")
 
 
-def test_submodules_and_lfs_files_are_noted_as_missing(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_and_large_files_of_the_user_stay_out_of_checkouts(project: Project, tmp_path: Path) -> None:
+    """A filter that is missing or fails, as git-lfs does without a network, and a hook that ends or waits."""
+    project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
+    project.write("weights.bin", "version https://git-lfs.github.com/spec/v1\n")
+    commit = project.commit()
+    hook = project.path / ".git/hooks/post-checkout"
+    hook.write_text("#!/bin/sh\nread answer\nexit 1\n")
+    hook.chmod(0o755)
+    for name, value in (("smudge", "no-git-lfs"), ("process", "no-git-lfs"), ("required", "true")):
+        project.git("config", f"filter.lfs.{name}", value)
+    place = tmp_path / "base"
+    check_out(find_repository(project.path), commit, place)
+    assert (place / "weights.bin").read_text().startswith("version")
+
+
+def test_git_s_own_reason_is_given_in_full(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(PlanError, match=r"^git: fatal: detected dubious ownership .* --add safe.directory"):
+        find_repository(project.path)
+
+
+def test_submodules_and_lfs_files_are_noted_as_missing(project: Project) -> None:
     found = find_repository(project.path)
     assert list_omissions(found, found.resolve_commit("HEAD")) == []
     project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
     project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
-    commit = project.commit()
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    message = list_omissions(found, commit)
-    assert [line.split(" ", 1)[0] for line in message] == [commit[:10], commit[:10]]
+    message = list_omissions(found, project.commit())
     assert "submodules, which are not checked out" in message[0]
-    assert "uses Git LFS, which is not installed" in message[1]
+    assert "uses Git LFS: its files are pointers" in message[1]

@@ -72,7 +72,7 @@ def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
         FAIL_ON="\nenergy_j:3%\n", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary), FORMATS="junit"
     )
     assert done.returncode == 1, done.stderr
-    assert f"base {clone.begun} (merge base with {clone.main}), head {clone.head}" in done.stdout
+    assert f"base {clone.begun[:10]} ({clone.main}...{clone.head}), head {clone.head[:10]}" in done.stderr
     (comparison,) = clone.paired().compared.comparisons
     assert (comparison.verdict, comparison.metric) == ("regressed", "energy_j")
     assert comparison.ratio == pytest.approx(1.1, rel=0.01)
@@ -110,7 +110,26 @@ def test_a_head_without_own_commits_is_a_usage_error(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     done = clone.action(HEAD=clone.begun)
     assert done.returncode == 2
-    assert f"head {clone.begun} is part of {clone.main}: there is nothing of its own" in done.stderr
+    assert f"head {clone.begun[:10]} is part of {clone.main}: there is nothing of its own" in done.stderr
+
+
+def test_a_base_that_is_no_commit_is_a_usage_error_in_one_line(tmp_path: Path) -> None:
+    """Of a manual run, of the first push of a branch, of another history, and one that is unknown."""
+    clone = Clone(tmp_path, each=10.0)
+    git = clone.project.git
+    git("checkout", "-q", "--orphan", "other")
+    other = clone.project.commit()
+    git("checkout", "-q", "main")
+    for base, reason in (
+        ("", "no commit to compare with"),
+        ("0" * 40, "no commit to compare with"),
+        (other, "have no common ancestor"),
+        ("no-such-branch", "git knows no commit 'no-such-branch'"),
+    ):
+        done = clone.action(BASE=base)
+        assert done.returncode == 2, done.stderr
+        assert reason in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("variable", ["COMMAND", "OPTIONS"])

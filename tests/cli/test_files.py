@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -21,7 +20,7 @@ from pytest_llenergy.record.report import PairedReport, Report, Session, encode_
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import record_of, report_of, scaled
-from ..compare.sessions import commit, day_of
+from ..compare.sessions import day_of
 from ..record.reports import REPORT
 from .damages import DAMAGES, restore
 
@@ -46,22 +45,18 @@ COMMANDS = {
         "export ab.json --format=bencher",
         "comment ab.json --dry-run",
     ],
-    ".llenergy/kept.json": ["list", "report kept"],
+    ".llenergy/kept.json": ["report kept"],
     "jobs/linux/energy.json": ["comment jobs --dry-run"],
-    "history/accepted/1.jsonl": [
-        "history show --at=history",
-        "compare base.json head.json --history=history",
-    ],
-    "ENTRIES": ["history show --at=history", "history accept 0001 --reason=new --at=history"],
+    "ENTRIES": ["history show --at=history", "compare base.json head.json --history=history"],
 }
 
 CASES = [(place, line) for place, lines in COMMANDS.items() for line in lines]
 
 #: Commands that go on without a file that they cannot read, and what they may read of others: the records of
 #: a journal before the last, and a history without some of its files.
-TOLERANT = ("list", "comment jobs", "compare base.json head.json --history")
+TOLERANT = ("comment jobs", "compare base.json head.json --history")
 READ = {("cut", "head.0190.journal.jsonl"), ("a directory", "ab.json")} | {
-    (damage, place) for damage in ("missing", "empty") for place in ("ENTRIES", "history/accepted/1.jsonl")
+    (damage, "ENTRIES") for damage in ("missing", "empty")
 }
 
 
@@ -89,7 +84,6 @@ def build_project(root: Path, name: str = "t.py::a", **changes: Any) -> None:
 
     base, head = report_of(record(1.0)), report_of(record(1.2))
     paired = encode_paired_report(paired_of(base, head))
-    accepted = {"schema_version": 1, "commit": commit(1), "tests": [], "reason": name, "time": "2026"}
     contents = {
         "base.json": encode_report(base),
         "head.json": encode_report(head),
@@ -97,7 +91,6 @@ def build_project(root: Path, name: str = "t.py::a", **changes: Any) -> None:
         "ab.json": paired,
         ".llenergy/kept.json": encode_report(head),
         "jobs/linux/energy.json": paired,
-        "history/accepted/1.jsonl": json.dumps(accepted).encode() + b"\n",
     }
     for place, data in contents.items():
         (root / place).parent.mkdir(parents=True, exist_ok=True)
@@ -186,8 +179,6 @@ def test_names_in_messages_are_escaped(project: Path, capsys: pytest.CaptureFixt
         err = capsys.readouterr().err
         assert err.count("\n") == 1, (words, err)
         assert err.strip().isprintable(), (words, err)
-    assert main(["list"]) == 0
-    assert "\x1b" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from pytest_llenergy.compare.comparability import (
 )
 from pytest_llenergy.record.environment import Board, Environment
 from pytest_llenergy.record.load_curve import LoadCurve
-from pytest_llenergy.record.record import Flag, Parallel, RankInfo, Record, Tokens
+from pytest_llenergy.record.record import Parallel, RankInfo, Record, Tokens
 from pytest_llenergy.record.served import ServedRequests
 
 from ..record.reports import BOARD, HOST, RECORD, REPORT
@@ -147,7 +147,7 @@ def test_different_board_of_the_same_model_is_a_note() -> None:
     there = on(gpus=[board(uuid="GPU-b", pci_bus_id="0000:25:00.0")])
     assert device_differences(RECORD, other, HERE, there) == []
     assert comparison_notes(RECORD, other, HERE, there) == [
-        "different boards of the same model (GPU-a -> GPU-b): such boards can differ by 10 % or more"
+        "different GPUs of the same model (GPU-a -> GPU-b), which can differ by 10 % or more"
     ]
     assert comparison_notes(RECORD, RECORD, HERE, HERE) == []
 
@@ -160,20 +160,6 @@ def test_different_driver_or_host_is_a_note() -> None:
     assert comparison_notes(on_cpu, on_cpu, HERE, on({"name": "bench-8"})) == [
         "different host of the same kind (bench-7 -> bench-8)"
     ]
-
-
-def test_disturbed_rounds_are_a_note() -> None:
-    flag = Flag(name="contended", severity="warning", detail="other processes used 1.33 cores")
-
-    def with_flags(flagged: int) -> Record:
-        rounds = [round_of(5.0, flags=[flag] if index < flagged else []) for index in range(4)]
-        return msgspec.structs.replace(RECORD, rounds=rounds)
-
-    assert comparison_notes(with_flags(3), with_flags(4), HERE, HERE) == [
-        "contended: others used the CPU during 3 of 4 rounds of base and 4 of 4 rounds of head, "
-        "which may explain the difference"
-    ]
-    assert comparison_notes(with_flags(2), with_flags(0), HERE, HERE) == []
 
 
 def test_fingerprint_depends_on_the_facts() -> None:

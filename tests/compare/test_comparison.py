@@ -76,7 +76,7 @@ def test_meter_uncertainty_prevents_a_regression() -> None:
     worse = [round_of(each, u_j=1.0) for each in scaled(1.08)]
     found = one(record_of(rounds=vague), record_of(rounds=worse), "energy_j")
     assert found.verdict == "inconclusive"
-    assert "the meters can resolve" in found.reason
+    assert "can be resolved" in found.reason
     sure = one(record_of(), record_of(joules=scaled(1.08)), "energy_j")
     assert sure.verdict == "regressed"
 
@@ -186,7 +186,7 @@ def test_joules_split_on_a_busy_host_are_comparable_with_such_joules_only() -> N
     found = one(record_of(), busy)
     assert (found.verdict, found.reason) == (
         "not comparable",
-        "base is measured, head is attributed: other processes used the CPUs of one of them",
+        "base is measured, head is attributed: others used the CPUs of one of them",
     )
     both = one(busy, busy)
     assert (both.verdict, both.kind_label) == ("unchanged", " (attributed)")
@@ -340,3 +340,21 @@ def test_maximum_loads_are_compared_within_their_brackets(change: float, verdict
     u = 0.0 if change == 1.0 else 0.25
     found = one(searched(10.0, u), searched(10.0 * change, u), "max_load_requests_per_s")
     assert (found.verdict, found.better) == (verdict, "more")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("0x7f3a10", "0x7fbc20"),
+        ("123e4567-e89b-12d3-a456-426614174000", "9b2d5b4c-e89b-12d3-a456-426614174000"),
+        ("1764417285.12", "1764417999.71"),
+        ("2026-11-29 12:00:01.5", "2026-11-30 08:15:42.1"),
+    ],
+)
+def test_ids_that_change_in_each_run_are_named(one: str, other: str) -> None:
+    base, head = (report_of(record_of(f"t.py::t[{each}-8]", source_digest=each)) for each in (one, other))
+    (note,) = compare_reports(base, head, ("b", "h"), [Criterion()]).notes
+    assert note.startswith(f"ids that change in each run cannot be paired, such as t.py::t[{other}-8] with ")
+    assert "parametrize(…, ids=…)" in note
+    stable = report_of(record_of("t.py::t[8]", source_digest="x"))
+    assert compare_reports(base, stable, ("b", "h"), [Criterion()]).notes == []

@@ -7,7 +7,6 @@ import itertools
 import math
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SideSessions
@@ -203,8 +202,6 @@ def test_every_reason_for_no_verdict(base: Record, head: Record, verdict: str, r
 def test_a_gate_on_a_metric_that_no_test_has_is_named() -> None:
     (line,) = list_void_gates([one(with_wer(None), with_wer(None))])
     assert line == "nothing was gated by wer: no test has it (neither side has wer)"
-    failed = msgspec.structs.replace(one(with_wer(None), with_wer(None)), metric="failed_requests")
-    assert list_void_gates([failed])[0].endswith("; slo_attainment counts failed requests as missing the SLO")
 
 
 @pytest.mark.parametrize(
@@ -234,16 +231,6 @@ def test_a_gate_passes_a_perfect_zero(value: Any, how: dict[str, Any]) -> None:
     assert (exit_code(compared), list_void_gates(compared.comparisons)) == (0, [])
     worse = report_of(with_wer(3, uncertainty=0.1))
     assert exit_code(compare_reports(base, worse, ("base", "head"), [criterion])) == 1
-
-
-def test_an_absolute_part_above_every_value_with_a_ratio_is_void() -> None:
-    criterion = Criterion("wer", Rule(threshold=0.05, threshold_absolute=5.0), gated=True)
-    small = with_wer(0.9)
-    compared = compare_reports(report_of(small), report_of(small), ("base", "head"), [criterion])
-    assert exit_code(compared) == 5
-    assert list_void_gates(compared.comparisons)[0].endswith("5, is above every value, at most 0.9")
-    sides = [report_of(small, with_wer(0, name="t.py::test_zero")) for _ in range(2)]
-    assert exit_code(compare_reports(sides[0], sides[1], ("base", "head"), [criterion])) == 0
 
 
 def test_a_metric_that_a_session_lacks_is_not_new() -> None:

@@ -12,7 +12,6 @@ from pytest_llenergy.compare.gate import (
     list_void_gates,
     parse_budget,
     parse_fail_on,
-    parse_threshold,
     rule_with_floor,
 )
 from pytest_llenergy.compare.metrics import METRICS
@@ -63,6 +62,7 @@ def test_threshold_is_parsed(text: str, metric: str, relative: float, absolute: 
         "1.2.3%",
         "nan%",
         "3%+9e999J",
+        "1e999%",
     ],
 )
 def test_malformed_threshold_is_refused(text: str) -> None:
@@ -71,12 +71,6 @@ def test_malformed_threshold_is_refused(text: str) -> None:
     assert str(caught.value) == (
         f"invalid threshold {text!r} of energy_j; expected a percentage, such as '3%' or '3%+2J'"
     )
-
-
-def test_absolute_part_of_zero_is_refused() -> None:
-    with pytest.raises(PlanError) as caught:
-        parse_threshold(None, "3%+0J")
-    assert str(caught.value) == "threshold '3%+0J' of energy_j has an absolute part of zero; write '3%' alone"
 
 
 def test_threshold_without_a_metric_is_refused() -> None:
@@ -109,8 +103,9 @@ def test_threshold_changes_only_its_part_of_the_rule() -> None:
     )
 
 
-def test_tolerance_is_raised_to_the_threshold() -> None:
+def test_tolerance_is_raised_to_the_threshold_and_the_floor() -> None:
     assert parse_fail_on("energy_j:8%").rule().tolerance == pytest.approx(0.08)
+    assert rule_with_floor(0.08) == Rule(floor=0.08, tolerance=0.08)
 
 
 def test_metrics_of_which_more_is_better_have_no_budget() -> None:
@@ -135,17 +130,6 @@ def test_documented_metrics_and_units_match_the_table() -> None:
         for name, unit in documented.items()
     }
     assert written == {name: kind.unit for name, kind in METRICS.items()}
-
-
-def test_floor_raises_threshold_and_tolerance() -> None:
-    assert rule_with_floor(0.025) == Rule(floor=0.025)
-    assert rule_with_floor(0.08) == Rule(floor=0.08, threshold=0.08, tolerance=0.08)
-
-
-@pytest.mark.parametrize("text", ["201%", "1001%", "1e9%", "1e999%"])
-def test_huge_threshold_is_refused(text: str) -> None:
-    with pytest.raises(PlanError, match=r" of energy_j is too large; the maximum is 200%$"):
-        parse_fail_on(f"energy_j:{text}")
 
 
 @pytest.mark.parametrize(
@@ -227,11 +211,17 @@ def test_value_over_the_budget_fails() -> None:
     assert budget.check({"energy_j": Metric(value=0.3, unit="J")}) is None
     over = Metric(value=0.3001, unit="J", uncertainty=0.01, uncertainty_absolute=0.0123, n=3)
     assert budget.check({"energy_j": over}) == (
-        "energy_gate: energy_j is 300.1 ± 12 mJ, over the budget of 300 mJ"
+        "energy_gate: energy_j is 300.1 ± 12.3 mJ, over the budget of 300 mJ"
     )
     assert budget.check({"energy_j": Metric(value=1.0, unit="J")}) == (
         "energy_gate: energy_j is 1 J, over the budget of 300 mJ"
     )
+
+
+def test_an_uncertainty_larger_than_the_value_has_three_digits_too() -> None:
+    over = Metric(value=194e-6, unit="J", uncertainty=2e-4, uncertainty_absolute=2.2e-4, n=3)
+    found = parse_budget(None, "100 uJ").check({"energy_j": over})
+    assert found == "energy_gate: energy_j is 194 ± 220 µJ, over the budget of 100 uJ"
 
 
 def test_missing_value_fails() -> None:

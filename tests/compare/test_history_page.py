@@ -12,14 +12,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.history.store import Acceptance, add_run, read_entries
+from pytest_llenergy.compare.history.store import add_run, read_entries
 from pytest_llenergy.report.html.history import render_page
 
 from ..report.pages import HOSTILE, Reader, odd
 from .runs import record_of
 from .sessions import commit, day_of, series_of, session
-
-STEP = Acceptance(schema_version=1, commit=commit(80), tests=[], reason="larger model", time="2026-04-01")
 
 
 @cache
@@ -31,7 +29,7 @@ def history_shown() -> str:
         values[day] *= 1.4
     long = series_of(values, None, {75: "improved", 81: "regressed", 90: "inconclusive", 91: "unchanged"})
     few = series_of([2.0, 2.1, 2.0], id="t.py::few")
-    return render_page("runs", [long, few], [STEP])
+    return render_page("runs", [long, few])
 
 
 def test_every_session_has_a_mark_with_a_tooltip() -> None:
@@ -41,14 +39,13 @@ def test_every_session_has_a_mark_with_a_tooltip() -> None:
     (regressed,) = [each for each in tips if each.endswith(", regressed")]
     assert regressed.startswith(f"2026-03-26T03:04:05Z {commit(81)[:10]}: 1.0")
     assert len([each for each in tips if each.endswith(", outlier")]) == 2
-    assert len([each for each in tips if "change point, accepted: larger model" in each]) == 1
+    assert len([each for each in tips if "change point" in each]) == 1
 
 
-def test_changes_and_accepted_steps_are_named() -> None:
+def test_changes_are_named() -> None:
     reader = Reader(history_shown())
     row = reader.row("t.py::t", "energy_j")
     assert re.fullmatch(rf"\+[45]\.\d% near {commit(80)[:10]}", row[-1])
-    assert f"accepted {commit(80)[:10]} (2026-04-01): larger model" in reader.texts
     assert "1.30" not in reader.texts, "an outlier widens the axis"
     assert "1.00" in reader.texts
 
@@ -57,8 +54,7 @@ def test_hostile_text_is_not_markup() -> None:
     series = series_of(
         [1.0] * 9, id=HOSTILE[0], device=HOSTILE[1], commit="\x1b" + HOSTILE[3], unit=HOSTILE[1]
     )
-    step = msgspec.structs.replace(STEP, commit=HOSTILE[3], reason=HOSTILE[0])
-    text = render_page(HOSTILE[1], [series], [step])
+    text = render_page(HOSTILE[1], [series])
     reader = Reader(text)
     assert set(reader.tags) <= set(Reader(history_shown()).tags)
     assert not any(name.startswith("on") for _, name, _ in reader.attributes)

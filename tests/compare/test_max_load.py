@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import unescape
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -27,7 +26,6 @@ from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.load_curve import MaxLoad
 from pytest_llenergy.record.record import Flag, Record
 from pytest_llenergy.record.report import Report
-from pytest_llenergy.report.store import write_report
 from pytest_llenergy.report.verdicts import suggest_remedy
 
 from ..backends.servers.start import queueing
@@ -81,9 +79,9 @@ def test_one_search_on_each_side_decides_whatever_its_number_of_rounds(
     assert (found.n_base, found.n_head, found.noise) == (1, 1, None)
     assert found.ratio == pytest.approx(low / 20)
     # The uncertainties of both searches, and 1.5 % of each session.
-    width = 1.645 * math.sqrt((0.1 / 20) ** 2 + (0.1 / low) ** 2 + 2 * 0.015**2)
-    assert found.low == pytest.approx(low / 20 * math.exp(-width), rel=1e-4)
-    assert found.high == pytest.approx(low / 20 * math.exp(width), rel=1e-4)
+    width = 1.645 * math.hypot(0.1, 0.1, 0.015 * 20, 0.015 * low) / 20
+    assert found.low == pytest.approx(low / 20 - width, rel=1e-4)
+    assert found.high == pytest.approx(low / 20 + width, rel=1e-4)
     back = one(searched(low, high), searched(20, 20.4))
     assert back.verdict == ("improved" if verdict == "regressed" else "unchanged")
 
@@ -94,21 +92,18 @@ def test_uncertain_searches_and_sessions_that_differ_do_not_decide() -> None:
     def of_history(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         return compare_samples(base, head, rule, METRICS[metric].better, Design(session_spread=0.08))
 
-    for sides in ((searched(20, 20.4), searched(17, 17.4)), (searched(20, None), searched(None, 17))):
-        assert one(*sides).verdict == "regressed"
-        assert one(*sides, estimator=of_history).verdict in ("inconclusive", "invalid")
-    # A bound is no more certain than the sessions are alike.
-    assert one(searched(20, None, ENOUGH), searched(None, 19.5, TOO_MUCH)).verdict == "invalid"
+    sides = searched(20, 20.4), searched(17, 17.4)
+    assert one(*sides).verdict == "regressed"
+    assert one(*sides, estimator=of_history).verdict == "inconclusive"
 
 
-@pytest.mark.parametrize("low", [10, None])
-def test_a_search_beside_other_work_decides_nothing(low: float | None) -> None:
+def test_a_search_beside_other_work_decides_nothing() -> None:
     busy = Flag(name="contended", severity="note", detail="other processes used 2 cores")
-    sides = searched(20, 20.4), searched(low, 10.2, TOO_MUCH, flags=[busy])
+    sides = searched(20, 20.4), searched(10, 10.2, flags=[busy])
     found = one(*[msgspec.structs.replace(each, devices=["cpu"], meters=[]) for each in sides])
     assert found.verdict == "inconclusive"
     assert found.reason.startswith(
-        "regressed by itself, but others used the CPU during 3 of 3 rounds of head; "
+        "regressed by itself, but others used the CPU during 3 of 3 rounds of head (llenergy ab"
     )
     assert suggest_remedy([found]) == "llenergy ab can decide"
 
@@ -148,77 +143,29 @@ def test_two_or_three_sessions_decide_if_they_agree(
 
 
 @pytest.mark.parametrize(
-    ("base", "head", "verdict", "reason", "code"),
+    ("base", "head", "verdict", "reason"),
     [
         (
             searched(20, None, ENOUGH),
-            searched(None, 10, TOO_MUCH),
-            "regressed",
-            "base holds 20 request/s, head not even 10",
-            1,
-        ),
-        (
-            searched(20, None, ENOUGH),
-            searched(10.9, 11.2),
-            "regressed",
-            "base holds 20 request/s, head not even 11.2",
-            1,
-        ),
-        (
-            searched(8, 8.2),
-            searched(32, None, ENOUGH),
-            "improved",
-            "head holds 32 request/s, base not even 8.2",
-            0,
-        ),
-        (
-            searched(20, None, ENOUGH),
-            searched(30, 31),
+            searched(10, 11),
             "invalid",
             f"base has no {NAME}: 3 of 3 rounds: {ENOUGH}",
-            5,
         ),
         (
             searched(20, 21),
-            searched(20, None, ENOUGH),
+            searched(None, 10, TOO_MUCH),
             "invalid",
-            f"head has no {NAME}: 3 of 3 rounds: {ENOUGH}",
-            5,
+            f"head has no {NAME}: 3 of 3 rounds: {TOO_MUCH}",
         ),
-        (record_of(), record_of(), "no value", "the test has no energy.max_load", 5),
+        (record_of(), record_of(), "no value", "the test has no energy.max_load"),
     ],
 )
-def test_bounds_decide_or_the_search_says_why_not(
-    base: Record, head: Record, verdict: str, reason: str, code: int
+def test_a_search_without_a_maximum_says_why_and_fails_the_gate(
+    base: Record, head: Record, verdict: str, reason: str
 ) -> None:
     result = compared(report_of(base), report_of(head))
     (found,) = result.comparisons
-    assert (found.verdict, found.reason, exit_code(result)) == (verdict, reason, code)
-
-
-def test_bounds_that_differ_by_less_than_the_absolute_threshold_do_not_decide() -> None:
-    sides = report_of(searched(20, None, ENOUGH)), report_of(searched(None, 10, TOO_MUCH))
-    (found,) = compared(*sides, absolute=15).comparisons
-    assert found.verdict == "invalid"
-
-
-@pytest.mark.parametrize("form", ["text", "markdown", "github", "html"])
-def test_a_verdict_by_bounds_is_shown_with_its_reason(
-    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = [tmp_path / "base.json", tmp_path / "head.json"]
-    for path, record in zip(paths, (searched(12.9, None, ENOUGH), searched(None, 8, TOO_MUCH)), strict=True):
-        write_report(report_of(record), path)
-    page = tmp_path / "page.html"
-    output = [f"--format={form}", *(["-o", str(page)] if form == "html" else [])]
-    assert main(["compare", *map(str, paths), f"--fail-on={NAME}:5%", *output]) == 1
-    shown = page.read_text() if form == "html" else capsys.readouterr().out
-    assert "base holds 12.9 request/s, head not even 8" in unescape(" ".join(shown.split()))
-    # Neither an estimate nor its legend, for which there is no value.
-    assert "**-**" not in shown
-    assert "0 + 0" not in shown
-    assert "] -," not in shown
-    assert "head: base times" not in shown
+    assert (found.verdict, found.reason, exit_code(result)) == (verdict, reason, 5)
 
 
 def joined(*records: Record) -> Report:
@@ -238,49 +185,27 @@ def test_one_session_without_a_maximum_voids_its_side() -> None:
     assert (found.verdict, exit_code(result)) == ("invalid", 5)
     assert found.reason == f"head has no {NAME}: 3 of 18 rounds: {TOO_MUCH}"
     assert compared(joined(good, good), joined(good, good)).comparisons[0].verdict == "unchanged"
-    # Every session of the head is below what the base holds.
-    (lost,) = compared(joined(good, good), joined(none, searched(31, 32))).comparisons
-    assert lost.verdict == "regressed"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("between", "options", "services", "reason"),
-    [
-        (
-            (20, 30),
-            "tolerance=1.0, num_requests=16",
-            (0.01, 0.8),
-            "base holds 30 request/s, head not even 20",
-        ),
-        # Both searches find a maximum, with the default number of rounds.
-        ((4, 80), "tolerance=0.5, num_requests=32", (0.1, 0.2), r"-\d+\.\d%, at least -\d+\.\d%"),
-    ],
-)
-def test_a_server_that_collapses_fails_its_gate(
-    pytester: pytest.Pytester,
-    between: tuple[int, int],
-    options: str,
-    services: tuple[float, float],
-    reason: str,
-) -> None:
+def test_a_server_that_collapses_fails_its_gate(pytester: pytest.Pytester) -> None:
     pytest.importorskip("aiohttp")
     # Like work on a GPU alone, the search is not held back by what else this machine does.
     pytester.makeconftest(TEN_WATTS.replace("cpu:ten", "gpu:ten"))
     pytester.makepyfile(
-        f"""
+        """
         from pytest_llenergy import slo
 
         def test_it(energy, backend):
             energy.max_load(
                 backend.serve, ["abc"], slo=slo(ttft=0.3, attainment=0.9), max_new_tokens=3,
-                between={between}, {options})
+                between=(4, 80), tolerance=0.5, num_requests=32)
         """
     )
     # The same command on both sides: another one is another workload.
     program = Path(pytester.path / "serve.sh")
     command = f"--energy-server=sh {program} {{port}}"
-    for name, service in zip(("base.json", "head.json"), services, strict=True):
+    for name, service in (("base.json", 0.1), ("head.json", 0.2)):
         server = queueing(slots=4, service=service)
         program.write_text(f"exec {server.replace(quote('{port}'), '$1')}\n")
         arguments = [
@@ -292,5 +217,5 @@ def test_a_server_that_collapses_fails_its_gate(
         gate = [] if name == "base.json" else ["--energy-compare=base.json", f"--energy-fail-on={NAME}:5%"]
         result = pytester.runpytest(*arguments, *gate)
         assert result.ret == (1 if gate else 0)
-    result.stdout.re_match_lines([rf".*energy_gate: {NAME} regressed.*: {reason}", "regressed: .*"])
+    result.stdout.re_match_lines([rf"energy_gate: {NAME} regressed, .*: -\d+\.\d%, at least -\d+\.\d%"])
     assert main(["compare", "base.json", "head.json", f"--fail-on={NAME}:5%"]) == 1

@@ -12,7 +12,6 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import exit_code, list_failures
 from pytest_llenergy.record.comparison import ComparedReports
-from pytest_llenergy.record.load_curve import MaxLoad
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Flag, Phase, Record, Round
 from pytest_llenergy.record.served import ServedRequests, TokenGaps
@@ -70,19 +69,6 @@ def test_a_part_of_a_load_is_not_comparable(name: str) -> None:
         assert f"a load of {side} {name}: the load ended after 9 of 100 requests" in only.reason
         assert only.reason.endswith("let max_load search lower rates (between=) or longer (budget=)")
         assert "baseline" not in only.reason
-
-
-def test_a_search_without_a_result_shows_a_regression() -> None:
-    """The load of the lowest rate ended early: base holds 10 requests per second, head not even 5."""
-    flag = Flag(name="ended-early", severity="warning", detail="x")
-    found = MaxLoad(requests_per_s=10.0, u_requests_per_s=0.1, at_least_requests_per_s=10.0)
-    none = MaxLoad(below_requests_per_s=5.0, reason="even 5 request/s is not within the SLO")
-    base = record_of(rounds=[msgspec.structs.replace(served_round(j), max_load=found) for j in LEVEL])
-    head = record_of(
-        rounds=[round_of(j, flags=[flag], requests=None, tokens=None, max_load=none) for j in LEVEL]
-    )
-    (only,) = compared(base, head, "max_load_requests_per_s").comparisons
-    assert (only.verdict, only.reason) == ("regressed", "base holds 10 request/s, head not even 5")
 
 
 @pytest.mark.parametrize("metric", [STEADY, "energy_per_output_token_j", None])

@@ -12,10 +12,15 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.compare.limits import relative_spread
-from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
+from pytest_llenergy.compare.limits import relative_spread, standard_error
 from pytest_llenergy.compare.rule import Rule
-from pytest_llenergy.compare.statistics import Estimate, Sample, compare_samples, minimum_detectable_change
+from pytest_llenergy.compare.statistics import (
+    Estimate,
+    Sample,
+    compare_samples,
+    correct_multiple_comparisons,
+    minimum_detectable_change,
+)
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import Direction
 
@@ -49,7 +54,7 @@ def test_estimate_matches_a_hand_calculation() -> None:
     assert estimate.ratio == pytest.approx((ratios[7] * ratios[8]) ** 0.5)
     assert estimate.p == pytest.approx(1 / 70)
     assert estimate.p_improved == 1.0
-    assert (estimate.n_base, estimate.n_head, estimate.alpha) == (4, 4, 0.05)
+    assert (estimate.n_base, estimate.n_head) == (4, 4)
     # Residuals of the logarithms about their medians are close to 1.5, 0.5, 0.5, 1.5 % on the noisier side.
     residuals = sorted(abs(log(v) - (log(base[1]) + log(base[2])) / 2) for v in base)
     assert estimate.noise == pytest.approx(1.363 * 1.4826 * (residuals[1] + residuals[2]) / 2)
@@ -170,20 +175,6 @@ def test_extreme_range_is_invalid_and_does_not_overflow() -> None:
     assert wide.verdict == "inconclusive"
 
 
-@pytest.mark.parametrize(
-    ("uncertainties", "reason"),
-    [
-        ((1.0,), "head has 6 values but 1 uncertainties"),
-        ((nan,) * 6, "head has a meter uncertainty of nan; it must be finite and not negative"),
-        ((-1.0,) * 6, "head has a meter uncertainty of -1; it must be finite and not negative"),
-        ((inf,) * 6, "head has a meter uncertainty of inf; it must be finite and not negative"),
-    ],
-)
-def test_malformed_uncertainties_are_invalid(uncertainties: tuple[float, ...], reason: str) -> None:
-    estimate = compare_samples(Sample(CALM), Sample(CALM, uncertainties))
-    assert (estimate.verdict, estimate.reason) == ("invalid", reason)
-
-
 def test_swapping_baseline_and_head_mirrors_the_verdict() -> None:
     random = Random(1)
     seen = set()
@@ -240,12 +231,11 @@ def test_verdict_is_monotonic_in_the_head() -> None:
         assert (found[0], found[-1]) == ("improved", "regressed")
 
 
-def test_order_of_rounds_does_not_matter_without_a_trend() -> None:
+def test_order_of_rounds_does_not_matter() -> None:
     random = Random(4)
     base, head = noisy(random, 8, 0.01), noisy(random, 8, 0.01)
     plain = compare_samples(base, head)
     shuffled = compare_samples(Sample(tuple(random.sample(base.values, 8))), head)
-    assert shuffled.drift is plain.drift is None
     assert shuffled == plain
 
 
@@ -299,7 +289,7 @@ def test_change_below_the_meters_resolution_is_inconclusive() -> None:
         assert sure.verdict in MIRROR
         unsure = compare_samples(Sample(CALM, shared=(2.0,) * 6), Sample(head, shared=(2.0,) * 6))
         assert unsure.verdict == "inconclusive"
-        assert "than the meters can resolve" in unsure.reason
+        assert "by less than can be resolved" in unsure.reason
 
 
 def test_more_rounds_reduce_only_meter_uncertainty_that_differs_between_rounds() -> None:
@@ -319,17 +309,8 @@ def test_meter_coarser_than_the_tolerance_cannot_give_unchanged() -> None:
     assert compare_samples(Sample(CALM, shared=one), Sample(CALM, shared=one)).verdict == "unchanged"
     estimate = compare_samples(Sample(CALM, shared=two), Sample(CALM, shared=two))
     assert (estimate.verdict, estimate.reason) == (
-        "inconclusive", "the meters cannot resolve changes below 5.8%",
+        "inconclusive", "changes below 5.8% cannot be resolved",
     )  # fmt: skip
-
-
-def test_a_round_that_is_less_certain_than_large_is_named() -> None:
-    huge = (1.0,) * 5 + (9e18,)
-    for base in (Sample(CALM, huge, "J"), Sample(CALM, (), "J", huge)):
-        estimate = compare_samples(base, Sample(times(CALM, 1.5)))
-        reason = "regressed by less than the meters can resolve (1000.0%)"
-        named = "base has a round of 100.2 ± 9e+18 J"
-        assert (estimate.verdict, estimate.reason) == ("inconclusive", f"{reason}; {named}")
 
 
 def test_perfect_meter_gives_the_same_verdict_as_no_uncertainties() -> None:
@@ -342,14 +323,12 @@ def test_perfect_meter_gives_the_same_verdict_as_no_uncertainties() -> None:
 def test_high_noise_lowers_alpha_and_is_reported() -> None:
     loud = (100.0, 105.0, 95.0, 104.0, 96.0, 102.0)
     estimate = compare_samples(Sample(loud), Sample(times(loud, 1.08)))
-    assert estimate.alpha == 0.01
     assert estimate.noise is not None
     assert estimate.noise > 0.03
     assert f"noise {estimate.noise:.1%} exceeds 3%, so the limits use α 0.01" in estimate.reason
     calm = compare_samples(Sample(CALM), Sample(times(CALM, 1.08)))
-    assert calm.alpha == 0.05
     assert "noise" not in calm.reason
-    assert compare_samples(Sample(loud), Sample(loud), Rule(alpha=0.001)).alpha == 0.001
+    assert "α 0.001" in compare_samples(Sample(loud), Sample(loud), Rule(alpha=0.001)).reason
 
 
 def test_four_noisy_rounds_have_no_limits() -> None:
@@ -357,44 +336,6 @@ def test_four_noisy_rounds_have_no_limits() -> None:
     estimate = compare_samples(Sample(loud), Sample(times(loud, 2.0)))
     assert (estimate.verdict, estimate.low, estimate.high) == ("inconclusive", None, None)
     assert estimate.reason.startswith("too few rounds for limits at this confidence; noise ")
-
-
-def test_drift_beyond_the_tolerance_is_invalid() -> None:
-    climbing = tuple(100.0 * 1.02**i for i in range(6))
-    estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.2)))
-    assert estimate.verdict == "invalid"
-    assert estimate.drift == pytest.approx(1.02**5 - 1)
-    assert estimate.reason.startswith(
-        "the level drifted by +10.4% over the rounds; let the machine settle and measure again"
-    )
-    assert estimate.ratio == pytest.approx(1.2)
-    falling = compare_samples(Sample(climbing[::-1]), Sample(climbing[::-1]))
-    assert falling.verdict == "invalid"
-    assert falling.drift == pytest.approx(1.02**-5 - 1)
-
-
-def test_small_drift_is_reported_with_the_verdict() -> None:
-    climbing = tuple(100.0 * 1.002**i for i in range(6))
-    estimate = compare_samples(Sample(climbing), Sample(times(climbing, 1.06)))
-    assert (estimate.verdict, estimate.reason) == (
-        "regressed", "+6.0%, at least +5.6%; drift +1.0% over the rounds",
-    )  # fmt: skip
-
-
-def test_drift_within_the_scatter_is_reported_with_the_verdict() -> None:
-    random = Random(8)
-    climbing = [
-        Sample(tuple(100 * 1.0025**i * exp(random.gauss(0, 0.02)) for i in range(24))) for _ in range(2)
-    ]
-    estimate = compare_samples(climbing[0], climbing[1])
-    assert estimate.verdict == "unchanged"
-    assert estimate.drift is not None
-    assert estimate.drift > 0.03
-    assert "; drift +" in estimate.reason
-
-
-def test_difference_between_baseline_and_head_is_not_drift() -> None:
-    assert compare_samples(Sample(CALM), Sample(times(CALM, 2.0))).drift is None
 
 
 def test_spread_is_measured_within_each_side() -> None:
@@ -413,7 +354,7 @@ def test_spread_is_measured_within_each_side() -> None:
 def test_detectable_change_is_found_in_nine_of_ten_comparisons() -> None:
     random = Random(6)
     for rounds, noise in ((12, 0.01), (12, 0.02), (24, 0.02)):
-        change = minimum_detectable_change(rounds, rounds, noise, Rule(), alpha=0.05)
+        change = minimum_detectable_change(standard_error(noise, rounds, rounds), Rule(), alpha=0.05)
         found = 0
         for _ in range(600):
             base = Sample(tuple(exp(random.gauss(0, noise)) for _ in range(rounds)))
@@ -423,15 +364,12 @@ def test_detectable_change_is_found_in_nine_of_ten_comparisons() -> None:
 
 
 def test_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> None:
-    changes = [minimum_detectable_change(n, n, 0.02, Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)]
+    changes = [
+        minimum_detectable_change(standard_error(0.02, n, n), Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)
+    ]
     assert changes == sorted(changes, reverse=True)
-    assert minimum_detectable_change(6, 6, 0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
-    assert minimum_detectable_change(6, 6, 0.04, Rule(), alpha=0.05) > minimum_detectable_change(
-        6, 6, 0.02, Rule(), alpha=0.05
-    )
-    assert minimum_detectable_change(6, 6, 0.0, Rule(), alpha=0.05, meter=0.03) == pytest.approx(
-        exp(0.06) - 1
-    )
+    assert minimum_detectable_change(0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
+    assert minimum_detectable_change(0.0, Rule(), alpha=0.05, meter=0.03) == pytest.approx(exp(0.06) - 1)
 
 
 def test_suites_without_changes_raise_no_alarm_and_five_percent_is_found() -> None:

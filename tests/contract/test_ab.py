@@ -13,7 +13,7 @@ import pytest
 from tests.nvml_sim import Board
 
 from .conftest import GiveBoards
-from .project import BOARDS_ALONE, Project, fault
+from .project import BOARDS_ALONE, Project
 from .test_record import schema
 
 WORK = "import time\ndef work(): time.sleep({seconds})\n"
@@ -116,7 +116,13 @@ def test_outside_of_a_repository_it_says_so(project: Project) -> None:
     assert "git" in done.err
 
 
-@fault("a git hook of the user runs in our checkouts, and may end or hang the comparison")
+def test_a_base_that_is_no_commit_is_2(repository: Project) -> None:
+    """As in CI without a base: an empty name, and the hash that stands for none."""
+    for base in ("", "0" * 40):
+        done = repository.llenergy("ab", f"--base={base}", "--", "pytest")
+        assert done.ret == 2, done.text
+
+
 def test_hooks_of_the_user_do_not_run_in_checkouts(repository: Project) -> None:
     hook = repository.write(".git/hooks/post-checkout", "#!/bin/sh\necho hook says no >&2\nexit 1\n")
     hook.chmod(0o755)
@@ -124,7 +130,6 @@ def test_hooks_of_the_user_do_not_run_in_checkouts(repository: Project) -> None:
     assert "hook says no" not in done.text
 
 
-@fault("a repository of another owner is called a directory that is not in a git checkout")
 def test_git_tells_its_own_reason(repository: Project) -> None:
     other = {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
     done = repository.llenergy("ab", "--base=HEAD~1", "--", "pytest", **other)

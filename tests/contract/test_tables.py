@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from .project import Outcome, Project, fault, too_long
+from .project import Outcome, Project, too_long
 
 SUITE = """
 import time
@@ -120,7 +120,6 @@ def test_markdown_is_a_table(ran: tuple[Project, Outcome]) -> None:
     assert sum("±" in html.unescape(row) for row in rows) >= 4
 
 
-@fault("llenergy report prints an empty line when all tests failed")
 def test_failed_tests_are_listed(ran: tuple[Project, Outcome]) -> None:
     ran[0].write("fail/test_f.py", "def test_gone(energy):\n    raise ValueError('no such layer')\n")
     ran[0].pytest("fail", "--energy-report=failed.json", ran[0].meter()).check(failed=1)

@@ -16,7 +16,7 @@ from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
 from .made import BACKEND, BOARD, METER, at, record, write_report
-from .project import BOARDS_ALONE, Outcome, Project, fault, too_long
+from .project import BOARDS_ALONE, Outcome, Project, too_long
 from .test_record import schema
 
 GATE = "--fail-on=energy_j:3%"
@@ -174,7 +174,6 @@ def test_a_worse_median_of_lower_is_worse_metrics(compared: Project) -> None:
     assert "regressed" in done.out
 
 
-@fault("ids that change in each run are just called new and removed")
 def test_ids_that_change_in_each_run_are_explained(compared: Project) -> None:
     """As pytest makes them from objects without a name of their own: with an address."""
     for side, start in (("base", "0x7f"), ("head", "0x8a")):

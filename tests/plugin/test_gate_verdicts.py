@@ -96,12 +96,6 @@ class TestRegressed:
     ) -> None:
         base.runpytest(COMPARE, f"{FAIL}+{absolute}").assert_outcomes(passed=1 - failed, failed=failed)
 
-    def test_floor_above_the_threshold_is_a_usage_error(self, base: pytest.Pytester) -> None:
-        result = base.runpytest(COMPARE, FAIL, "--energy-floor=25%")
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        message = "ERROR: --energy-fail-on: threshold '3%' of mean_power_w is below the floor of 25%, *"
-        result.stderr.fnmatch_lines([message])
-
     @pytest.mark.parametrize(("floor", "verdict"), [("2%", "regressed"), ("25%", "unchanged")])
     def test_change_below_the_floor_is_unchanged(
         self, base: pytest.Pytester, floor: str, verdict: str

@@ -249,7 +249,7 @@ def hostile_report(report: Report) -> Report:
 @cache
 def hostile_shown() -> str:
     report = hostile_report(run_of())
-    point = TrendPoint(HOSTILE[1], HOSTILE[0], 1.0, changed=True, accepted=HOSTILE[2])
+    point = TrendPoint(HOSTILE[1], HOSTILE[0], 1.0, changed=True)
     return render_report(report, [Trend(report.records[0].id, HOSTILE[3], HOSTILE[1], [point])])
 
 

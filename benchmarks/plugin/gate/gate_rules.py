@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import comb, exp, lgamma, log, sqrt
 from statistics import fmean, median, variance
 
-from pytest_llenergy.compare.rank_statistics import mann_whitney_cdf
+from pytest_llenergy.compare.limits import rank_cdf
 
 #: True if the head is called worse than the baseline.
 IsRed = Callable[[Sequence[float], Sequence[float]], bool]
@@ -69,7 +69,7 @@ def _rank_p(base: Sequence[float], head: Sequence[float]) -> float:
     n, m = len(base), len(head)
     ordered = sorted(base)
     lower = sum(n - bisect_left(ordered, h) for h in head)
-    return 1.0 if 2 * lower >= n * m else min(1.0, 2 * mann_whitney_cdf(lower, n, m))
+    return 1.0 if 2 * lower >= n * m else min(1.0, 2 * rank_cdf(lower, n, m))
 
 
 def two_sided_p(t: float, degrees: float) -> float:

@@ -19,9 +19,14 @@ from gate_rules import asv_5_percent, codspeed, codspeed_3_percent, mann_whitney
 from gate_table import markdown, summary
 from gate_world import Machine, Order, draw_rounds, first_rounds
 
-from pytest_llenergy.compare.multiple_comparisons import correct_multiple_comparisons
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, Stages, decide_stage
-from pytest_llenergy.compare.statistics import STORED, Estimate, Sample, compare_samples
+from pytest_llenergy.compare.statistics import (
+    STORED,
+    Estimate,
+    Sample,
+    compare_samples,
+    correct_multiple_comparisons,
+)
 
 NOISES = (0.005, 0.01, 0.02, 0.03, 0.05)
 EFFECTS = (0.01, 0.02, 0.03, 0.05, 0.10, 1 / 1.05 - 1)

@@ -126,7 +126,7 @@ def _make_sample(machine: Machine, drawn: Sequence[Drawn]) -> Sample:
     return Sample(
         tuple(LEVEL_J * exp(each.log) for each in drawn),
         pairs=tuple(range(len(drawn))),
-        covariates={"contended": tuple(each.cores for each in drawn)} if machine.load else {},
+        load=tuple(each.cores for each in drawn) if machine.load else (),
     )
 
 
@@ -135,5 +135,5 @@ def first_rounds(sample: Sample, count: int, factor: float = 1.0) -> Sample:
     return Sample(
         tuple(factor * value for value in sample.values[:count]),
         pairs=sample.pairs[:count],
-        covariates={name: values[:count] for name, values in sample.covariates.items()},
+        load=sample.load[:count],
     )

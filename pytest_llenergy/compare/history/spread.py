@@ -8,7 +8,7 @@ sessions may be outliers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import log, pi, sqrt
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
-from pytest_llenergy.compare.history.store import Series, group_series, read_accepted, read_entries
+from pytest_llenergy.compare.history.store import Series, group_series, read_entries
 from pytest_llenergy.compare.history.trend import EARLIER, NEWEST, find_changes
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
@@ -66,7 +66,7 @@ class StoredEstimator:
         spread = self._spread(record, metric)
         design = Design(session_spread=min(spread, MAX_SPREAD))
         estimate = compare_samples(base, head, rule, METRICS[metric].better, design)
-        if spread <= MAX_SPREAD or not estimate.session_spread:
+        if spread <= MAX_SPREAD or not estimate.design.session_spread:
             return estimate
         note = (
             f"{SESSIONS_DIFFER} by {spread:.0%}, and limits allow for {MAX_SPREAD:.0%}; llenergy ab decides"
@@ -93,26 +93,24 @@ class StoredEstimator:
 def find_spreads(root: Path, metric: str, device_key: str) -> dict[str, float]:
     """Return the spread of each test that has enough sessions on one kind of devices, by its id.
 
-    This is the standard deviation of the logarithm of the level between sessions. Changes of level and
-    accepted steps do not count, nor does the noise of the rounds. Zero means that the noise of the rounds
-    explains all differences.
+    This is the standard deviation of the logarithm of the level between sessions. Changes of level do not
+    count, nor does the noise of the rounds. Zero means that the noise of the rounds explains all differences.
 
     Raises:
         ReportError: If a file is broken.
     """
-    steps = read_accepted(root)
     wanted = metric, ROUND_METRICS[metric].unit, device_key
     entries = [each for each in read_entries(root) if (each.metric, each.unit, each.device_key) == wanted]
-    found = {each.last.id: _find_spread(each, each.find_accepted(steps)) for each in group_series(entries)}
+    found = {each.last.id: _find_spread(each) for each in group_series(entries)}
     return {test: spread for test, spread in found.items() if spread is not None}
 
 
-def _find_spread(series: Series, accepted: Collection[int]) -> float | None:
+def _find_spread(series: Series) -> float | None:
     entries = series.entries
     values = [entry.value for entry in entries]
     if len(values) < MIN_SESSIONS or min(values) <= 0:
         return None
-    borders = sorted({0, *find_changes(values), *accepted, len(values)})
+    borders = [0, *find_changes(values), len(values)]
     distances = [
         abs(log(first / second))
         for start, end in pairwise(borders)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from math import log
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
@@ -33,8 +32,8 @@ from pytest_llenergy.record.report import Report
 #: 1: first format (0.1.0).
 SCHEMA_VERSION = 1
 
-#: Names of the folders of devices, and the folder of accepted changes.
-DEVICE_KEY, ACCEPTED = "[0-9a-f]" * 12, "accepted"
+#: Names of the folders of devices.
+DEVICE_KEY = "[0-9a-f]" * 12
 
 
 class Entry(StoredStruct, frozen=True):
@@ -69,19 +68,6 @@ class Entry(StoredStruct, frozen=True):
     better: Direction | None = None
 
 
-class Acceptance(StoredStruct, frozen=True):
-    """A change that was accepted: later runs are compared with ``commit``.
-
-    ``tests`` are the ids of the tests for which it is accepted; empty for all.
-    """
-
-    schema_version: Annotated[int, msgspec.Meta(ge=1, le=SCHEMA_VERSION)]
-    commit: str
-    tests: list[str]
-    reason: str
-    time: str
-
-
 @dataclass(frozen=True)
 class Series:
     """One metric of one test on one kind of device, in order of time.
@@ -97,42 +83,20 @@ class Series:
         """The latest entry."""
         return self.entries[-1]
 
-    def find_accepted(self, steps: Sequence[Acceptance]) -> dict[int, Acceptance]:
-        """Return the steps that apply to this test by the index of their first entry, accepted last last."""
-        commits = [entry.commit for entry in self.entries]
-        found: dict[int, Acceptance] = {}
-        for step in steps:
-            if step.commit in commits and (not step.tests or self.last.id in step.tests):
-                place = commits.index(step.commit)
-                found.pop(place, None)
-                found[place] = step
-        return found
-
-
-Line = TypeVar("Line", Entry, Acceptance)
-
 
 def read_entries(root: Path) -> list[Entry]:
     """Return all entries in order of time. Raises ``ReportError`` if a file is broken."""
-    return sorted(_read(root, DEVICE_KEY, Entry), key=lambda entry: (entry.time, entry.run_id))
-
-
-def read_accepted(root: Path) -> list[Acceptance]:
-    """Return the accepted changes in order of time. Raises ``ReportError`` if a file is broken."""
-    return sorted(_read(root, ACCEPTED, Acceptance), key=lambda each: each.time)
-
-
-def _read(root: Path, folder: str, kind: type[Line]) -> Iterator[Line]:
-    for path in sorted(root.glob(f"{folder}/[!.]*.jsonl")):
+    found: list[Entry] = []
+    for path in sorted(root.glob(f"{DEVICE_KEY}/[!.]*.jsonl")):
         try:
-            for line in read_limited(path).splitlines():
-                yield msgspec.json.decode(line, type=kind)
+            found += [msgspec.json.decode(line, type=Entry) for line in read_limited(path).splitlines()]
         except OSError as error:
             raise ReportError(f"{path}: {error.strerror}") from None
         except MALFORMED as error:
             raise ReportError(
                 f"{path}: broken, or of a newer pytest-llenergy ({error}); delete it, or upgrade"
             ) from None
+    return sorted(found, key=lambda entry: (entry.time, entry.run_id))
 
 
 def group_series(entries: Sequence[Entry]) -> list[Series]:
@@ -229,39 +193,3 @@ def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
             verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
             better=record.custom[metric].better if metric in record.custom else None,
         )
-
-
-def accept_step(root: Path, commit: str, reason: str, tests: Sequence[str] = ()) -> Acceptance:
-    """Accept a change: later runs are compared with the measurements of this commit.
-
-    Args:
-        root: The directory of the history.
-        commit: The commit, possibly abbreviated.
-        reason: Why the change is accepted.
-        tests: Ids of tests, or the part after ``::``; all tests if empty.
-
-    Raises:
-        ReportError: If no or several commits with sessions begin so, or a test was not measured.
-    """
-    entries = [each for each in read_entries(root) if (each.commit or "").startswith(commit)]
-    commits = {each.commit for each in entries if each.commit}
-    if len(commits) != 1:
-        raise ReportError(f"{root}: {len(commits) or 'no'} commits with sessions begin with {commit!r}")
-    (full,) = commits
-    named: dict[str, None] = {}
-    for test in tests:
-        found = [each.id for each in entries if matches_name(each.id, test)]
-        if not found:
-            raise ReportError(f"{root}: no session of commit {full[:10]} has {test}")
-        named |= dict.fromkeys(found)
-    now = datetime.now(timezone.utc)
-    accepted = Acceptance(
-        schema_version=SCHEMA_VERSION,
-        commit=full,
-        tests=list(named),
-        reason=reason,
-        time=now.isoformat(timespec="microseconds").replace("+00:00", "Z"),
-    )
-    path = root / ACCEPTED / f"{now:%Y%m%dT%H%M%S%f}Z-{full[:12]}.jsonl"
-    _create(path, msgspec.json.encode(accepted) + b"\n")
-    return accepted

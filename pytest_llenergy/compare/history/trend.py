@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trends of tests: where the level changed, and the last run compared with two anchors.
+"""Trends of tests: where the level changed, and the last run beside the band of its level.
 
-Changes are hints for people, never a gate. The rolling anchor follows slow creep from run to run; the fixed
-anchor does not, and so reveals it.
+Changes are hints for people, never a gate.
 """
 
 from __future__ import annotations
@@ -14,15 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from pytest_llenergy.compare.history.store import (
-    Acceptance,
-    Entry,
-    Series,
-    group_series,
-    matches_name,
-    read_accepted,
-    read_entries,
-)
+from pytest_llenergy.compare.history.store import Entry, Series, group_series, matches_name, read_entries
 from pytest_llenergy.compare.limits import MAD_TO_SIGMA
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.errors import PlanError
@@ -37,9 +28,6 @@ NEWEST, EARLIER, LATEST = 3, 5, 20
 #: Half of the band, in scaled median absolute deviations, for levels and for single sessions of one level,
 #: which is at least this share of the median.
 BAND_SIGMAS, OUTLIER_SIGMAS, MIN_CHANGE = 3.0, 4.0, 0.015
-
-#: Most sessions in the rolling anchor, and in the fixed one.
-ROLLING_SESSIONS, FIXED_SESSIONS = 10, 5
 
 #: Metrics to show if none is named: the first that a test has.
 DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
@@ -90,10 +78,8 @@ class TrendPoint:
         time: Start of the run (RFC 3339).
         value: Value in the unit of the trend, with limits ``low`` and ``high``.
         changed: Whether the level changes at this run.
-        broke: Whether the devices differ from those of the previous run.
         outlier: Whether the run is outside the band of its level.
         verdict: The verdict of the run against its baseline, if it had one.
-        accepted: Why the step at this run was accepted; empty if it was not.
     """
 
     time: str
@@ -102,10 +88,8 @@ class TrendPoint:
     low: float | None = None
     high: float | None = None
     changed: bool = False
-    broke: bool = False
     outlier: bool = False
     verdict: Verdict | None = None
-    accepted: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,11 +118,10 @@ class Change(StoredStruct, frozen=True):
 class Standing(StoredStruct, frozen=True):
     """One metric of one test on one kind of device.
 
-    ``rolling`` is the median of up to ten sessions before the last, since the accepted step. ``anchor`` is
-    the median of up to five sessions from that step on, or from the first session: those before the next
-    change and before the last session, one at least. ``from_rolling`` and ``from_anchor`` are the relative
-    differences of ``last`` from these. ``anchor_commit`` is the commit accepted last, or the first one.
-    ``earlier`` counts sessions of another workload, which are left out.
+    ``usual`` is the median of the sessions before the last, up to twenty since the last change, and ``band``
+    half of the range around it in which sessions are expected, relative to it. ``from_usual`` is the relative
+    difference of ``last`` from it, and ``from_first`` that from the level of the first session, which shows
+    what small changes add up to. ``earlier`` counts sessions of another workload, which are left out.
     """
 
     id: str
@@ -150,12 +133,10 @@ class Standing(StoredStruct, frozen=True):
     sessions: int
     earlier: int
     last: Entry
-    rolling: float | None
-    from_rolling: float | None
-    anchor: float
-    anchor_commit: str | None
-    accepted: bool
-    from_anchor: float | None
+    usual: float | None
+    band: float | None
+    from_usual: float | None
+    from_first: float | None
     changes: list[Change]
 
 
@@ -166,21 +147,15 @@ class HistoryView(StoredStruct, frozen=True):
     standings: list[Standing]
 
 
-def build_view(place: str, series: Sequence[Series], steps: Sequence[Acceptance]) -> HistoryView:
-    """Compare the last run of each series with its anchors.
-
-    Args:
-        place: Name of the history.
-        series: The series to show.
-        steps: All accepted steps.
-    """
-    return HistoryView(place=place, standings=[_standing(each, steps) for each in series])
+def build_view(place: str, series: Sequence[Series]) -> HistoryView:
+    """Compare the last run of each series with those before it; ``place`` names the history."""
+    return HistoryView(place=place, standings=[_standing(each) for each in series])
 
 
-def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
-    """Return the runs of a series with its changes, outliers and accepted steps."""
+def build_trend(series: Series) -> Trend:
+    """Return the runs of a series with its changes and outliers."""
     values = [entry.value for entry in series.entries]
-    starts, accepted = find_changes(values), series.find_accepted(steps)
+    starts = find_changes(values)
     inside = [
         end - start < EARLIER or band.has(value)
         for start, end in pairwise([0, *starts, len(values)])
@@ -197,7 +172,6 @@ def build_trend(series: Series, steps: Sequence[Acceptance]) -> Trend:
             changed=place in starts,
             outlier=not inside[place],
             verdict=entry.verdict,
-            accepted=accepted[place].reason if place in accepted else "",
         )
         for place, entry in enumerate(series.entries)
     ]
@@ -208,8 +182,7 @@ def load_trends(root: Path) -> list[Trend]:
     """Return the trend of each test in its default metric, on the kind of devices that it ran on last."""
     found = select_series(root, test=None, metric=None, device_key=None)
     latest = {each.last.id: each for each in sorted(found, key=lambda each: each.last.time)}
-    steps = read_accepted(root)
-    return [build_trend(each, steps) for each in latest.values()]
+    return [build_trend(each) for each in latest.values()]
 
 
 def select_series(
@@ -245,18 +218,13 @@ def select_series(
     return group_series(kept)
 
 
-def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
+def _standing(series: Series) -> Standing:
     entries, last = series.entries, series.last
-    accepted = series.find_accepted(steps)
-    start = next(reversed(accepted), 0)
     values = [entry.value for entry in entries]
     borders = [0, *find_changes(values), len(values)]
-    # A change soon after the accepted step must not move the anchor.
-    end = min(place for place in borders if place >= min(start + NEWEST, len(values)))
-    anchor = median(values[start : min(end, start + FIXED_SESSIONS, max(start + 1, len(values) - 1))])
-    since = values[start:-1][-ROLLING_SESSIONS:]
-    rolling = median(since) if since else None
-    levels = [median(values[first:last_]) for first, last_ in pairwise(borders)]
+    levels = [median(values[start:end]) for start, end in pairwise(borders)]
+    before = values[borders[-2] : -1][-LATEST:]
+    band = find_band(before) if before else None
     return Standing(
         id=last.id,
         metric=last.metric,
@@ -267,20 +235,19 @@ def _standing(series: Series, steps: Sequence[Acceptance]) -> Standing:
         sessions=len(entries),
         earlier=series.earlier,
         last=last,
-        rolling=rolling,
-        from_rolling=_relative_change(rolling, last.value),
-        anchor=anchor,
-        anchor_commit=entries[start].commit,
-        accepted=bool(accepted),
-        from_anchor=_relative_change(anchor, last.value) if len(entries) > 1 else None,
+        usual=band.middle if band is not None else None,
+        band=band.half / band.middle if band is not None and band.middle > 0 else None,
+        from_usual=_relative_change(band.middle, last.value) if band is not None else None,
+        # Creep within a level may have moved its median too.
+        from_first=_relative_change(median(values[: min(EARLIER, borders[1])]), last.value)
+        if before
+        else None,
         changes=[
-            Change(
-                time=entries[place].time, commit=entries[place].commit, size=_relative_change(before, after)
-            )
-            for place, (before, after) in zip(borders[1:-1], pairwise(levels), strict=True)
+            Change(time=entries[place].time, commit=entries[place].commit, size=_relative_change(*pair))
+            for place, pair in zip(borders[1:-1], pairwise(levels), strict=True)
         ],
     )
 
 
-def _relative_change(anchor: float | None, value: float) -> float | None:
-    return value / anchor - 1 if anchor is not None and anchor > 0 else None
+def _relative_change(before: float, after: float) -> float | None:
+    return after / before - 1 if before > 0 else None

@@ -212,14 +212,13 @@ def trend_chart(trend: Trend) -> list[Chart]:
         level = median(each.value for each in points[start:end]) / step
         chart.lines.append(([(start - 0.5, level), (end - 0.5, level)], "muted", False))
     chart.legend = [("head", 0, "session"), ("head", "area", "its limits"), ("muted", "line", "median")]
-    chart.legend += [("regressed", "dash", "change point"), ("muted", "dash", "other devices or accepted")]
+    chart.legend += [("regressed", "dash", "change point")]
     for place, each in enumerate(points):
         look = look_of(each.verdict) if each.verdict not in (None, "unchanged") else "head"
         tip = describe_session(each, trend.unit)
         chart.marks.append(Mark(place, each.value / step, tip, look, hollow=each.outlier))
-        if each.changed or each.broke or each.accepted:
-            look = "regressed" if each.changed else "muted"
-            chart.rules.append((look, place - 0.5, "accepted" * bool(each.accepted)))
+        if each.changed:
+            chart.rules.append(("regressed", place - 0.5, ""))
     outliers = " Hollow: outlier, at the edge if it is beyond." if len(kept) < len(points) else ""
     chart.caption = f"{points[0].time} to {points[-1].time}.{outliers}{_more(points, trend.points)}"
     return [chart]
@@ -230,6 +229,5 @@ def describe_session(point: TrendPoint, unit: str) -> str:
     text = f"{point.time} {(point.commit or '')[:10]}".strip() + f": {format_value(point.value, unit)}"
     if point.low is not None and point.high is not None:
         text += f" ({format_value(point.low)} to {format_value(point.high)})"
-    events = ["change point"] * point.changed + ["other devices"] * point.broke + ["outlier"] * point.outlier
-    events += [f"accepted: {point.accepted}"] if point.accepted else []
+    events = ["change point"] * point.changed + ["outlier"] * point.outlier
     return ", ".join(filter(None, [text, point.verdict, *events]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llenergy.compare.history.store import Acceptance, Series
+from pytest_llenergy.compare.history.store import Series
 from pytest_llenergy.compare.history.trend import Standing, build_trend, build_view
 from pytest_llenergy.record.text import count_tests, short_test_name
 from pytest_llenergy.report.history import COLUMNS, list_notes, standing_cells
@@ -14,18 +14,17 @@ from pytest_llenergy.report.html.page import MAX_SECTIONS, Section, render_templ
 from pytest_llenergy.report.html.tables import Cell, Cells, table, text_cell
 
 
-def render_page(place: str, series: Sequence[Series], steps: Sequence[Acceptance]) -> str:
+def render_page(place: str, series: Sequence[Series]) -> str:
     """Render the page.
 
     Args:
         place: Name of the history.
         series: The series to show.
-        steps: All accepted steps.
 
     Raises:
         ReportError: If the extra ``html`` is not installed.
     """
-    view = build_view(place, series, steps)
+    view = build_view(place, series)
     entries = [entry for each in series for entry in each.entries]
     times = sorted(entry.time for entry in entries)
     devices = sorted({f"{each.device} ({each.device_key})" for each in view.standings})
@@ -57,25 +56,23 @@ def render_page(place: str, series: Sequence[Series], steps: Sequence[Acceptance
         charts=[],
         row_charts=[],
         overview=table("Tests", heads, rows),
-        sections=[_section(number, *each, steps) for number, each in enumerate(shown, 1)],
+        sections=[_section(number, *each) for number, each in enumerate(shown, 1)],
         left_out=max(0, len(series) - MAX_SECTIONS),
         closing=[],
         footer=f"Values are medians over the valid rounds of a session, with their quartiles. {footer}",
     )
 
 
-def _section(number: int, series: Series, standing: Standing, steps: Sequence[Acceptance]) -> Section:
-    trend = build_trend(series, steps)
-    accepted = series.find_accepted(steps).values()
-    _, rolling, fixed, _, changed = standing_cells(standing)
+def _section(number: int, series: Series, standing: Standing) -> Section:
+    _, usual, change, _, _, changed = standing_cells(standing)
     return Section(
         f"t{number}",
         standing.id,
         "changed" if standing.changes else "",
-        f"{standing.metric}: rolling {rolling}, fixed {fixed}"
+        f"{standing.metric}: {change} from the usual {usual}"
         + f", changed {changed}" * bool(standing.changes),
-        [f"accepted {step.commit[:10]} ({step.time[:10]}): {step.reason}" for step in accepted],
-        trend_chart(trend),
+        [],
+        trend_chart(build_trend(series)),
         [],
         [],
     )

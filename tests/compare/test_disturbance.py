@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.comparison import estimate_once
-from pytest_llenergy.compare.covariates import adjust_rounds, find_disturbance, round_covariates
+from pytest_llenergy.compare.disturbance import correct_for_load, find_disturbance, load_of_others
 from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
 from pytest_llenergy.compare.statistics import PAIRS, STORED, Estimate, Sample, compare_samples
@@ -28,7 +28,7 @@ def disturbed(
     """Rounds that other processes disturb, each core by ``slope``."""
     cores = [random.expovariate(2.0) for _ in range(rounds)]
     values = [100 * level * exp(slope * load + random.gauss(0, noise)) for load in cores]
-    return Sample(tuple(values), pairs=tuple(range(rounds)), covariates={"contended": tuple(cores)})
+    return Sample(tuple(values), pairs=tuple(range(rounds)), load=tuple(cores))
 
 
 def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_difference() -> None:
@@ -37,22 +37,21 @@ def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_differen
     jitter = [0.001, -0.001, 0.0, -0.001, 0.001]
     base = [0.1 * each + by for each, by in zip(x, jitter, strict=True)]
     head = [0.05 + 0.1 * each + by for each, by in zip(y, jitter, strict=True)]
-    done = adjust_rounds(base, head, {"contended": x}, {"contended": y})
-    assert done.names == ("contended",)
+    done = correct_for_load(base, head, x, y)
     for one, other in zip(done.base, done.head, strict=True):
         assert other - one == pytest.approx(0.05)
     # s^2 = sum of squared residuals / (10 - 2 - 1); the standard error is s / sqrt(20), times 2 apart.
     assert done.error == pytest.approx(2 * (8e-6 / 7 / 20) ** 0.5)
-    assert "corrected for the CPU use of others (+10.0% per core)" in done.notes[0]
+    assert done.note.startswith("corrected for CPU use of other processes (10.0% per core)")
 
 
 def test_covariate_without_an_effect_changes_nothing() -> None:
     random = Random(1)
     for _ in range(200):
         base, head = (disturbed(random, 12, slope=0.0, noise=0.02) for _ in range(2))
-        plain = [replace(side, covariates={}) for side in (base, head)]
+        plain = [replace(side, load=()) for side in (base, head)]
         found = compare_samples(base, head, design=PAIRS)
-        if not found.adjusted:
+        if not found.corrections:
             assert found == compare_samples(plain[0], plain[1], design=PAIRS)
 
 
@@ -62,7 +61,7 @@ def test_correction_turns_an_inconclusive_change_into_a_regression() -> None:
     for _ in range(50):
         base, head = disturbed(random, 12), disturbed(random, 12, level=1.3)
         corrected.append(compare_samples(base, head, design=PAIRS))
-        raw.append(compare_samples(replace(base, covariates={}), replace(head, covariates={}), design=PAIRS))
+        raw.append(compare_samples(replace(base, load=()), replace(head, load=()), design=PAIRS))
     assert sum(each.verdict == "regressed" for each in corrected) == 50
     assert sum(each.verdict == "regressed" for each in raw) < 48
     assert all(each.ratio == pytest.approx(1.3, rel=0.03) for each in corrected)
@@ -79,9 +78,9 @@ def test_correction_raises_no_alarm_in_a_suite_without_changes() -> None:
 
 def moved(sample: Sample, cores: float, *, slope: float = 0.3) -> Sample:
     """The same rounds with so many more cores of others."""
-    loads = tuple(each + cores for each in sample.covariates["contended"])
+    loads = tuple(each + cores for each in sample.load)
     values = tuple(value * exp(slope * cores) for value in sample.values)
-    return replace(sample, values=values, covariates={"contended": loads})
+    return replace(sample, values=values, load=loads)
 
 
 def test_more_disturbance_on_one_side_widens_the_limits() -> None:
@@ -97,53 +96,25 @@ def test_more_disturbance_on_one_side_widens_the_limits() -> None:
     assert log(far.high / far.low) > 1.05 * log(near.high / near.low)
 
 
-@pytest.mark.parametrize("slope", [0.3, 0.0])
-def test_disturbance_beyond_the_rounds_of_the_other_side_allows_no_verdict(slope: float) -> None:
+def test_disturbance_beyond_the_rounds_of_the_other_side_allows_no_verdict() -> None:
     """The effect of three more cores is not known from rounds with half a core."""
     random = Random(4)
-    base, head = disturbed(random, 12), moved(disturbed(random, 12), 3.0, slope=slope)
+    base, head = disturbed(random, 12), moved(disturbed(random, 12), 3.0)
     found = compare_samples(base, head, design=STORED)
-    assert (found.verdict, found.adjusted) == ("inconclusive", ())
-    assert "by itself, but the sides differ in the CPU use of others; " in found.reason
+    assert (found.verdict, found.corrections) == ("inconclusive", ())
+    assert "by itself, but the sides differ in the CPU use of other processes; " in found.reason
 
 
-def test_temperature_that_differs_between_the_sides_is_not_corrected() -> None:
-    """A head that uses more makes its own rounds start warmer: 5 % of its own, and 0.5 % per kelvin."""
-    random = Random(7)
-    hidden = 0
-    for _ in range(50):
-        sides = []
-        for level, degrees in ((1.0, 50.0), (1.05, 55.0)):
-            warm = tuple(random.gauss(degrees, 1.5) for _ in range(12))
-            values = tuple(100 * level * exp(0.005 * (each - 50) + random.gauss(0, 0.002)) for each in warm)
-            sides.append(Sample(values, pairs=tuple(range(12)), covariates={"temperature": warm}))
-        found = compare_samples(sides[0], sides[1], design=PAIRS)
-        hidden += found.verdict != "regressed"
-    assert hidden == 0
-
-
-@pytest.mark.parametrize("rounds", [(1, 12), (12, 1), (3, 12)])
-def test_too_few_rounds_are_invalid_before_anything_is_corrected(rounds: tuple[int, int]) -> None:
-    """One valid round has no scatter to compare temperatures with."""
-    random = Random(8)
-    sides = []
-    for count in rounds:
-        warm = tuple(random.gauss(50, 2) for _ in range(count))
-        sides.append(Sample(tuple(exp(0.05 * each) for each in warm), covariates={"temperature": warm}))
-    found = compare_samples(sides[0], sides[1], design=STORED)
-    reason = f"{rounds[0]} base and {rounds[1]} head rounds; a verdict needs at least 4 of each"
-    assert (found.verdict, found.reason, found.corrections) == ("invalid", reason, ())
-
-
-def test_constant_covariates_are_ignored() -> None:
-    same = {"temperature": (40.0,) * 6}
+def test_a_constant_load_is_ignored() -> None:
     values = (100.0, 101.0, 99.0, 100.5, 99.5, 100.2)
-    assert compare_samples(Sample(values, covariates=same), Sample(values, covariates=same)).adjusted == ()
+    sample = Sample(values, load=(1.0,) * 6)
+    assert compare_samples(sample, sample) == compare_samples(Sample(values), Sample(values))
 
 
-def test_covariates_of_rounds_are_rates_and_must_be_known_for_all() -> None:
-    rounds = [round_of(1.0, other_cpu_s=3.0, temperature_start_c=40.0), round_of(1.0, other_cpu_s=1.0)]
-    assert round_covariates(rounds) == {"contended": (1.5, 0.5)}
+def test_the_load_of_rounds_is_in_cores_and_must_be_known_for_all() -> None:
+    rounds = [round_of(1.0, other_cpu_s=3.0, stolen_cpu_s=1.0), round_of(1.0, other_cpu_s=1.0)]
+    assert load_of_others(rounds) == (2.0, 0.5)
+    assert load_of_others([*rounds, round_of(1.0)]) == ()
 
 
 def on_domain(record: Record, domain: str) -> Record:
@@ -173,7 +144,7 @@ def verdict_against(head: Record, factor: float = 1.0) -> Comparison:
         (
             "throttled",
             "GPU-1: held back by thermal-hardware 80% of the round",
-            "a board was throttled by heat",
+            "a GPU was throttled by heat",
         ),
     ],
 )
@@ -186,9 +157,7 @@ def test_majority_of_disturbed_rounds_allows_no_verdict(
     assert f"by itself, but {cause} during 4 of 6 rounds of head" in found.reason
     half = verdict_against(with_flag(name, detail, 3), factor)
     assert half.verdict != "inconclusive"
-    assert half.notes == [], "half of the rounds are not most of them"
-    noted = f"{name}: {cause} during 4 of 6 rounds of head, which may explain the difference"
-    assert found.notes == ([] if name == "throttled" else [noted])
+    assert half.notes == found.notes == [], "half of the rounds are not most of them"
 
 
 def test_power_cap_is_part_of_the_workload() -> None:
@@ -202,23 +171,20 @@ def test_other_processes_do_not_matter_to_a_gpu(domain: str) -> None:
     assert verdict_against(record).verdict == "unchanged"
 
 
-def test_alternating_rounds_that_were_disturbed_alike_have_a_verdict() -> None:
+def test_other_processes_hold_nothing_back_if_rounds_alternate() -> None:
     record = with_flag("contended", "other processes used 1.50 cores", 6)
-    loads = (1.5, 1.4, 1.6, 1.5, 1.3, 1.6)
-    alike = {"contended": loads}, {"contended": tuple(reversed(loads))}
-    more = {"contended": loads}, {"contended": tuple(load + 1 for load in loads)}
-    assert find_disturbance(record, record, (), alike, noise=0.02) is None
-    assert find_disturbance(record, record, (), alike, noise=0.2) is not None, "it shows in the rounds"
-    assert find_disturbance(record, record, (), alike, noise=None) is not None, "they do not alternate"
-    assert find_disturbance(record, record, (), more, noise=0.02) is not None
-    assert find_disturbance(record, record, ("contended",), more, noise=None) is None
+    assert find_disturbance(record, record, load_matters=False) is None
+    assert find_disturbance(record, record, load_matters=True) is not None
+    hot = with_flag("throttled", "GPU-1: held back by thermal-hardware 80% of the round", 6)
+    assert find_disturbance(hot, hot, load_matters=False) is not None
 
 
 def test_staged_comparison_is_corrected_too() -> None:
     random = Random(5)
     base, head = disturbed(random, 40, noise=0.02), disturbed(random, 40, level=1.04, noise=0.02)
     final = decide_stage(base, head, 10, DEFAULT_STAGES).estimate
-    assert (final.verdict, final.adjusted) == ("regressed", ("contended",))
+    assert final.verdict == "regressed"
+    assert "corrected for CPU use of other processes" in final.corrections[0]
 
 
 def test_default_estimator_treats_the_baseline_as_stored() -> None:
@@ -235,11 +201,11 @@ def test_correction_is_a_note_of_the_comparison() -> None:
         sample = disturbed(random, 12)
         rounds = [
             round_of(joules, other_cpu_s=2 * cores)
-            for joules, cores in zip(sample.values, sample.covariates["contended"], strict=True)
+            for joules, cores in zip(sample.values, sample.load, strict=True)
         ]
         reports.append(report_of(on_domain(record_of(rounds=rounds), "package-0")))
     (found,) = compared(reports[0], reports[1]).comparisons
     assert found.verdict == "unchanged"
     assert found.noise is not None
     assert found.noise < 0.03
-    assert any(note.startswith("corrected for the CPU use of others (+") for note in found.notes)
+    assert any(note.startswith("corrected for CPU use of other processes (") for note in found.notes)
