@@ -64,7 +64,7 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     lowest_w, highest_w = _swing(series, lefts[0].earliest_ns, rights[-1].latest_ns)
     before, after = lefts[-1], rights[0]
     # A step at the edge, the usual case, is the worst; and both edges of a window err the same way.
-    smear = 2 * ((highest_w - lowest_w) * series.domain.smear_s / 8) ** 2
+    smear = 2 * ((highest_w - lowest_w) * series.smear_s / 8) ** 2
     tick = find_tick_at(series, time_ns)
     if tick is not None:
         return Reading(tick.energy_j, Variances(edges=(highest_w * tick.gap_s) ** 2 / 12 + smear))

@@ -13,6 +13,8 @@ two moments at which it was read.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -25,9 +27,84 @@ ENOUGH_CHANGES = 8
 #: Factor by which an observed period may exceed the slowest possible refresh, for the time between polls.
 LEEWAY = 1.1
 
+#: A reading is no average if it moves this many times faster than one can, in at least this share of its
+#: time: two refreshes may come in the time of one.
+FASTER, SHORTEST_SHARE = 2.5, 0.1
+
+#: A reading is an average if so many changes in a row are alike, each to this share of the one before it, and
+#: above this share of the highest power: a step of power becomes a ramp.
+ALIKE, LIKENESS, LEAST_CHANGE = 5, 0.4, 0.02
+
+#: A reading that stood still was out of date if the next one differs by less than this share. A larger change
+#: is that of the power itself, which wakes the sensor.
+DRIFT = 0.3
+
+#: An average that was refreshed in time more often than this in a row, and then was not, may have gone on as
+#: it moved last.
+REGULAR = 15
+
 #: Power that is refreshed more often than this is sampled, since observing each refresh would take many times
 #: as many readings (seconds).
 SAMPLED_S = 0.015
+
+
+class PowerWatch:
+    """What power readings show about themselves by how they move.
+
+    A running average over s cannot change by more than the highest power times T/s in a time T. A reading
+    that does is plain, whatever was thought before; one that answers a step of power with a ramp is an
+    average. Some boards refresh their reading rarely while idle: a new reading that differs a little from
+    one that stood for long shows that the old one was out of date.
+
+    Args:
+        smear_s: Time over which the reading may average, 0 if it is plain (seconds).
+        highest_w: Highest power of the device (W), if known.
+        refresh_s: Usual time between two refreshes (seconds).
+
+    Attributes:
+        averages: Whether the reading is an average; ``None`` until it has shown that.
+    """
+
+    def __init__(self, smear_s: float, highest_w: float | None, refresh_s: float) -> None:
+        self.averages: bool | None = None if smear_s else False
+        self._smear_s, self._highest_w, self._refresh_s = smear_s, highest_w or math.inf, refresh_s
+        self._stale: deque[tuple[float, float, float]] = deque(maxlen=256)
+        self._changed_s = 0.0
+        self._watts: float | None = None
+        self._step_w = 0.0
+        self._alike = self._regular = 0
+
+    def add(self, time_s: float, watts: float) -> None:
+        """Add a reading made at a monotonic time (seconds)."""
+        if watts == self._watts:
+            return
+        if self._watts is not None:
+            elapsed_s, step_w = time_s - self._changed_s, watts - self._watts
+            stood_s = elapsed_s - self._refresh_s
+            self._regular += 1
+            if stood_s > self._refresh_s / 2:
+                off_w = abs(step_w) if abs(step_w) < DRIFT * watts else 0.0
+                if self._regular > REGULAR and self.averages is not False:
+                    off_w = max(off_w, abs(self._step_w) * stood_s / self._refresh_s)
+                self._stale.append((self._changed_s, time_s, off_w * stood_s))
+                self._regular = 0
+            if self._smear_s:
+                self._classify(step_w, elapsed_s / self._smear_s)
+            self._step_w = step_w
+        self._watts, self._changed_s = watts, time_s
+
+    def _classify(self, step_w: float, share: float) -> None:
+        alike = abs(step_w - self._step_w) <= LIKENESS * abs(self._step_w) and share < 0.5
+        self._alike = self._alike + 1 if alike and abs(step_w) > LEAST_CHANGE * self._highest_w else 0
+        if abs(step_w) > FASTER * self._highest_w * max(share, SHORTEST_SHARE):
+            self.averages = False
+        elif self._alike >= ALIKE and self.averages is None:
+            self.averages = True
+
+    def stale_j(self, start_ns: int, end_ns: int) -> float:
+        """Return by how much energy readings were off that were out of date between two moments."""
+        # The reader may add one meanwhile.
+        return sum(off_j for a, b, off_j in list(self._stale) if a * 1e9 < end_ns and b * 1e9 > start_ns)
 
 
 class IntegratedPower:
@@ -37,8 +114,9 @@ class IntegratedPower:
     reading.
     """
 
-    def __init__(self, update_period_s: float = 0.0) -> None:
+    def __init__(self, update_period_s: float = 0.0, watch: PowerWatch | None = None) -> None:
         self._period_s = update_period_s
+        self._watch = watch
         self._last: tuple[float, float] | None = None
         self._energy_j = 0.0
         self._counter_s = 0.0
@@ -51,6 +129,8 @@ class IntegratedPower:
             Joules from the first reading to the middle between the reading that moved the counter and the
             previous one; with a period of 0, to the last reading.
         """
+        if self._watch is not None:
+            self._watch.add(time_s, watts)
         last, self._last = self._last, (time_s, watts)
         if last is None:
             self._counter_s = time_s
@@ -81,9 +161,9 @@ class Refresh(NamedTuple):
     late_s: tuple[float, float] = (0.0, 0.0)
     known: bool = True
 
-    def integral(self) -> IntegratedPower:
+    def integral(self, watch: PowerWatch | None = None) -> IntegratedPower:
         """Return the counter made of the readings."""
-        return IntegratedPower(self.period_s if self.max_age_s is None else 0.0)
+        return IntegratedPower(self.period_s if self.max_age_s is None else 0.0, watch)
 
 
 def refresh_with_period(period_s: float, share: float | None = None) -> Refresh:

@@ -134,8 +134,10 @@ def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
 
 def doubt_quiet_edges(
     series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, variances: Variances
-) -> str | None:
-    """Return what speaks against quiet gaps that reach up to the work, ``None`` if nothing does.
+) -> tuple[float, str] | None:
+    """Return what speaks against quiet gaps that reach up to the work, after the energy (J) that it is about.
+
+    ``None`` if nothing does.
 
     Power may still fall after the work. That shows in the gap, or as more energy at the end of the work than
     its power explains, and matters only if it moves more than two standard uncertainties. The start is not
@@ -149,6 +151,7 @@ def doubt_quiet_edges(
         after: Quiet gap after the work.
         variances: Variances of the energy between quiet edges.
     """
+    found: list[tuple[float, str]] = []
     # Power that still falls fluctuates too: it must not hide itself.
     u_j = math.sqrt(variances.total - variances.outside)
     sides = ((before, before.steps[::-1], after, "before"), (after, after.steps, before, "after"))
@@ -163,11 +166,14 @@ def doubt_quiet_edges(
         blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2) * mean_s / first_s
         noise_w = max(blur_w, _scatter([rest, other.steps]))
         if excess_w > UNSTEADY * noise_w and excess_w * first_s > 2 * u_j:
-            return f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
+            unsteady = (
+                f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
+            )
+            found.append((excess_w * first_s, unsteady))
     inside = series.ticks_between(start_ns, end_ns)
     powers_w = [b.watts_since(a) for a, b in pairwise(inside)]
     if not powers_w:
-        return None
+        return max(found, default=None)
     highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
     energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
     length_s = (end_ns - inside[-1].time_ns) / 1e9
@@ -180,12 +186,14 @@ def doubt_quiet_edges(
     else:
         gaps_s.append(share * inside[top + 1].gap_s)
     blur_j = max(powers_w) * math.hypot(*gaps_s) / math.sqrt(12)
-    if energy_j - highest_w * length_s > 2 * math.hypot(u_j, blur_j):
-        return (
+    excess_j = energy_j - highest_w * length_s
+    if excess_j > 2 * math.hypot(u_j, blur_j):
+        late = (
             f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "
             f"{min(powers_w):.0f} to {max(powers_w):.0f} W"
         )
-    return None
+        found.append((excess_j, late))
+    return max(found, default=None)
 
 
 def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:

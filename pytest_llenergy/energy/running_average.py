@@ -59,7 +59,7 @@ def averaged_energy(
         side = "after" if starts else "before"
         reason = (
             f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, power averaged over "
-            f"{series.domain.smear_s * 1e3:.0f} ms and not steady {side} the window"
+            f"{series.smear_s * 1e3:.0f} ms and not steady {side} the window"
         )
         return WindowEnergy(None, reason=reason)
     start, start_w = min(starts, key=_variance)
@@ -88,7 +88,7 @@ def _readings(series: Series, time_ns: int, *, before: bool, after: bool) -> lis
 
 
 def _is_steady(series: Series, side: Quiet) -> bool:
-    return side.length_s >= OBSERVED * series.domain.smear_s and side.fluctuation_w <= STEADY * side.watts
+    return side.length_s >= OBSERVED * series.smear_s and side.fluctuation_w <= STEADY * side.watts
 
 
 def _beside(
@@ -104,7 +104,7 @@ def _beside(
     the readings are steady, if its period divides s, and may have changed since the nearest reading that
     averages over this side alone.
     """
-    smear_s = series.domain.smear_s
+    smear_s = series.smear_s
     # Averages that rise or fall show a change long ago, not a trend at the edge.
     found = reading(series, time_ns, replace(side, steps=()))
     away_s = max((time_ns - side.last.time_ns) / 1e9, (side.first.time_ns - time_ns) / 1e9 - smear_s)
@@ -120,7 +120,7 @@ def _between(series: Series, time_ns: int, middle: Reading) -> tuple[Reading, fl
     ``middle`` is the energy in the middle of the readings that average over both. Power that did not change
     once, at the moment, is off by up to an eighth of the range of the readings times s.
     """
-    smear_s = series.domain.smear_s
+    smear_s = series.smear_s
     powers_w = mean_powers(series, time_ns - series.smear_ns // 4, time_ns + series.smear_ns * 5 // 4)
     if not powers_w:
         return middle, 0.0

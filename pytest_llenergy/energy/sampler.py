@@ -334,7 +334,7 @@ class Sampler:
         """Return how long the slowest counter may need for so many ticks (seconds)."""
         return max(
             (
-                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + 2 * s.domain.smear_s + s.domain.late_s[1]
+                (SLOW_TICKS + ticks) * (s.period_s or 0.0) + 2 * s.smear_s + s.domain.late_s[1]
                 for s in self.series
             ),
             default=0.0,

@@ -26,11 +26,7 @@ STANDSTILL_S = 1.0
 SHORTEST_CHECK_S, LONGEST_CHECK_S = 1.0, 2.5
 #: How often to read the boards during the check, which bounds the error of a tick's time; and how often to
 #: evaluate the readings, which takes longer than a reading and would leave gaps.
-CHECK_POLL_S, EVALUATE_EVERY_S = 0.0015, 0.1
-
-#: For the process that checks counters ahead of the tests, with its start on a loaded machine. A test then
-#: checks the boards itself, and reports a driver that does not answer.
-CHECK_AHEAD_TIMEOUT_S = 15.0
+CHECK_POLL_S, EVALUATE_EVERY_S = 0.002, 0.1
 
 # Meters that check their counters when they open
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -21,6 +22,13 @@ LATEST = 256
 #: A counter is wrong if it moves by more energy than ``JUMP`` times the highest power gives in the elapsed
 #: time, or in one period if that is longer.
 JUMP = 1.5
+
+#: The highest power (W) where the meter states none: more than a rack draws.
+MOST_W = 100_000.0
+
+#: A counter that went back, however long ago, returns by a move of at least that energy at this many times
+#: the highest power so far.
+RETURNS = 10.0
 
 #: It is also wrong if one or two ticks alone surely exceed the highest power, and the power of the ticks on
 #: either side by this factor: a device at its limit does not stay there for so short a time.
@@ -110,8 +118,9 @@ class Series:
         # When the present value was first read; when the counter last went back, and by how much.
         self._moved_ns = 0
         self._fell: tuple[int, float] | None = None
-        # Lowest power of a tick so far.
+        # Lowest and highest power of a tick so far.
         self._lowest_w = math.inf
+        self._highest_w = 0.0
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
@@ -149,21 +158,29 @@ class Series:
         if self._jumped(last, end_ns, energy_j):
             return (
                 f"jumped by {energy_j - last[1]:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms, of a device "
-                f"that may draw {self.domain.highest_w:.0f} W"
+                f"that may draw {self._limit_w:.0f} W"
             )
         fell_ns, fell_j = self._fell or (0, math.inf)
-        if energy_j - last[1] >= fell_j and end_ns - fell_ns < GLITCH_NS:
-            return f"moved by {energy_j - last[1]:.3f} J, right after it had gone back by {fell_j:.3f} J"
+        returns = energy_j - last[1] > RETURNS * self._highest_w * self._elapsed_s(last[0], end_ns)
+        if energy_j - last[1] >= fell_j and (returns or end_ns - fell_ns < GLITCH_NS):
+            return f"moved by {energy_j - last[1]:.3f} J, after it had gone back by {fell_j:.3f} J"
         return None
 
     def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
         """Return whether the counter moved by more than the device can have used, allowing for its lag."""
-        if self.domain.highest_w is None or not self.ticks:
+        if not self.ticks:
             return False
-        # The energy was used since the counter last moved, whatever was read in between.
-        since_ns = min(last[0], self.ticks[-1].earliest_ns)
-        elapsed_s = max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.domain.smear_s
-        return energy_j - last[1] > JUMP * self.domain.highest_w * elapsed_s
+        return energy_j - last[1] > JUMP * self._limit_w * self._elapsed_s(last[0], end_ns)
+
+    def _elapsed_s(self, last_ns: int, end_ns: int) -> float:
+        """Return in what time energy that was just read may have been used."""
+        # That is since the counter last moved, whatever was read in between.
+        since_ns = min(last_ns, self.ticks[-1].earliest_ns) if self.ticks else last_ns
+        return max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.smear_s
+
+    @property
+    def _limit_w(self) -> float:
+        return self.domain.highest_w or MOST_W
 
     def _wrong_since(self, start_ns: int, end_ns: int, fall_j: float) -> int:
         """Return since when a counter may have been wrong that was found to be so between two readings.
@@ -182,7 +199,7 @@ class Series:
 
     def _check_latest(self) -> None:
         """Add an outage if the ticks before the last one disagree with the power on either side of them."""
-        ticks, limit_w = self.ticks[-5:], self.domain.highest_w or math.inf
+        ticks, limit_w = self.ticks[-5:], self._limit_w
         if len(ticks) < 5 or not self._ticks_in_time:
             return
         after_w = ticks[4].watts_since(ticks[3])
@@ -278,7 +295,10 @@ class Series:
     def _tick(self, earliest_ns: int, latest_ns: int, energy_j: float) -> None:
         at_least_ns, at_most_ns = self._late_ns
         earliest_ns, latest_ns = earliest_ns - at_most_ns, latest_ns - at_least_ns
-        self.ticks.append(Tick(earliest_ns, latest_ns, energy_j + self._offset_j))
+        tick = Tick(earliest_ns, latest_ns, energy_j + self._offset_j)
+        if self.ticks:
+            self._highest_w = max(self._highest_w, tick.watts_since(self.ticks[-1]))
+        self.ticks.append(tick)
         self.ticks_seen += 1
         self._check_latest()
 
@@ -337,9 +357,22 @@ class Series:
         return self.ticks[-1].latest_ns if self.ticks else default_ns
 
     @property
+    def smear_s(self) -> float:
+        """The longest time until the readings show a change of power in full (seconds)."""
+        watch = self.domain.watch
+        return 0.0 if watch is not None and watch.averages is False else self.domain.smear_s
+
+    @property
     def smear_ns(self) -> int:
-        """Time after which the readings show a change of power in full (nanoseconds)."""
-        return round(self.domain.smear_s * 1e9)
+        """``smear_s`` in nanoseconds."""
+        return round(self.smear_s * 1e9)
+
+    def taken_as(self, *, averages: bool) -> Series:
+        """Return the same ticks, taken as those of running averages or of plain readings."""
+        taken = copy.copy(self)
+        smear_s = self.domain.smear_s if averages else 0.0
+        taken.domain = self.domain._replace(smear_s=smear_s, watch=None)
+        return taken
 
     def ticks_between(self, start_ns: int, end_ns: int) -> list[Tick]:
         """Return the ticks that surely came within a closed interval."""

@@ -43,6 +43,9 @@ from pytest_llenergy.energy.uncertainty import (
 from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
 
+#: Time after work in which power still settles, on the slowest recorded board (seconds).
+SETTLING_S = 0.2
+
 #: Ticks of integrated power on either side of a window from which a change at its edge is computed.
 EDGE_TICKS = 2
 
@@ -81,6 +84,18 @@ def energy_between(
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return WindowEnergy(None, reason=reason)
+    if series.domain.watch is not None:
+        watch, smear_ns = series.domain.watch, series.smear_ns
+        known = watch.averages
+        energy, *others = [
+            energy_between(series.taken_as(averages=each), start_ns, end_ns, before, after, marks)
+            for each in ((True, False) if known is None else (known,))
+        ]
+        energy = _covering(energy, *others) if others else energy
+        first_ns = (before.first.earliest_ns if before else start_ns) - smear_ns
+        last_ns = (after.last.latest_ns if after else end_ns) + smear_ns
+        stale = Variances(outside=watch.stale_j(first_ns, last_ns) ** 2)
+        return replace(energy, variances=energy.variances + stale)
     if series.smear_ns:
         energy = averaged_energy(series, start_ns, end_ns, before, after)
         if energy.energy_j is None:
@@ -103,6 +118,12 @@ def energy_between(
             # If all ticks are equally late, the error depends only on the powers outside the window.
             shifted_j = (after.watts - before.watts) * series.shift_s
             energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
+    if before and after and energy.energy_j is not None:
+        # Power that differs between the gaps shows that it does not step at the marks: equally in all rounds.
+        step_w = abs(energy.energy_j * 1e9 / (end_ns - start_ns) - after.watts)
+        unsettled_w = abs(after.watts - before.watts) + after.fluctuation_w
+        tail_j = min(step_w * series.domain.tail_s, unsettled_w * SETTLING_S)
+        energy = replace(energy, variances=energy.variances + Variances(shape=tail_j**2))
     sampling = Variances(coverage=_sampling_variance(series, start_ns, end_ns))
     energy = replace(energy, variances=energy.variances + sampling)
     if series.domain.coverage >= 1:
@@ -115,6 +136,14 @@ def energy_between(
         )
         return WindowEnergy(None, reason=reason)
     return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
+
+
+def _covering(energy: WindowEnergy, other: WindowEnergy) -> WindowEnergy:
+    """Return an energy whose two standard uncertainties reach to another one, which may be right instead."""
+    if energy.energy_j is None or other.energy_j is None:
+        return energy if energy.energy_j is None else other
+    apart = Variances(shape=(energy.energy_j - other.energy_j) ** 2 / 4)
+    return replace(energy, variances=energy.variances + apart)
 
 
 def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> WindowEnergy | None:

@@ -15,7 +15,7 @@ from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy, domain_energy
 from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
-from pytest_llenergy.measure.phases import phase_energies, phase_spans, solve_round, solved_together
+from pytest_llenergy.measure.phases import phase_energies, phase_spans, solved_together
 from pytest_llenergy.measure.quality import clocks_mhz, host_flags
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
 from pytest_llenergy.record.record import Flag
@@ -110,9 +110,10 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     # A part-time sensor shows an edge elsewhere within its tick.
     if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
         edges = (timeline.start_ns, timeline.end_ns)
-        doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
-        if doubt is not None:
-            whole = solve_round(series, *edges, before, after)
+        found_doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
+        if found_doubt is not None:
+            at_stake_j, doubt = found_doubt
+            whole = replace(whole, variances=whole.variances + Variances(shape=at_stake_j**2))
     phases = phase_energies(series, spans, timeline, whole, before, after)
     found = _Found(series, whole, phases, idle, doubt=doubt)
     found = _widen_by_clock(found, measured, before.watts, after.watts)

@@ -96,7 +96,7 @@ class Stretch:
 
 def min_stretch_s(trace: Trace) -> float:
     """Return how long a stretch must be for its joules to be measured (seconds)."""
-    ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.domain.smear_s for series in trace]
+    ticks = [STRETCH_TICKS * (series.period_s or 0.0) + series.smear_s for series in trace]
     ages = [STRETCH_AGES * (series.domain.max_age_s or 0.0) for series in trace]
     return max([STRETCH_S, *ticks, *ages])
 

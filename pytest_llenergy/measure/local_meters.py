@@ -177,7 +177,7 @@ def domain_facts(series: Series) -> DomainFacts:
         period_s=series.period_s or 0.0,
         ticks=domain.max_age_s is None,
         rests=domain.rests,
-        lag_s=domain.smear_s + domain.late_s[1],
+        lag_s=series.smear_s + domain.late_s[1],
         coverage=domain.coverage,
         coverage_known=domain.coverage_known,
     )

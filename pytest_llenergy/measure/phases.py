@@ -11,7 +11,6 @@ from pytest_llenergy.energy.joint_solution import (
     SHORTEST_TICKS,
     Segment,
     solve_jointly,
-    solve_window,
     widen_for_few,
 )
 from pytest_llenergy.energy.quiet_gaps import Quiet
@@ -115,24 +114,6 @@ def solved_together(series: Series, timeline: Timeline) -> bool:
     """Return whether phases share ticks of a counter, with none missing, so that they are solved together."""
     ticks = series.domain.max_age_s is None and not series.smear_ns
     return ticks and series.reason_between(timeline.start_ns, timeline.end_ns) is None
-
-
-def solve_round(series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet) -> WindowEnergy:
-    """Return the energy of a round whose edges are not known to be quiet, from all ticks around it.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the round (monotonic nanoseconds).
-        end_ns: End of the round (monotonic nanoseconds).
-        before: Gap before the round.
-        after: Gap after the round.
-    """
-    segments = (
-        Segment(before.first.earliest_ns, start_ns, 0),
-        Segment(start_ns, end_ns, "round"),
-        Segment(end_ns, after.last.latest_ns, 1),
-    )
-    return solve_window(series, segments, [1])
 
 
 def _solve_phases(

@@ -148,10 +148,7 @@ def check_collected_tests(session: pytest.Session) -> None:
         if any(n > 1 for n in boards_of.values()):
             worker_input_of(session.config).send_boards(boards_of)
     measured = [item.nodeid for item in session.items if is_measured(item)]
-    if not measured:
-        return
-    if not is_worker(session.config):
-        state_of(session.config).begin_counter_check()
+    if not measured or not is_worker(session.config):
         return
     session.config.pluginmanager.register(RecordSender())
     # The controller then expects records of these tests, even if this worker dies.

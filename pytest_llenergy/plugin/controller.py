@@ -72,14 +72,6 @@ class Controller:
         self._gate_errors: list[str] = []
         self._interrupted = False
 
-    def pytest_sessionstart(self) -> None:
-        if not self._settings.keeps_something:
-            return
-        from pytest_llenergy.plugin.session import state_of
-
-        # Beside collection, which imports much.
-        state_of(self._config).begin_counter_check()
-
     # First, so that nothing comes between the arrival of a record and its keeping.
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -21,7 +21,6 @@ from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.energy.check_ahead import CounterCheck
 from pytest_llenergy.energy.meters.base import MeterSpec
 from pytest_llenergy.energy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
 from pytest_llenergy.errors import (
@@ -36,7 +35,7 @@ from pytest_llenergy.plugin.progress import Progress, progress_of
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, is_worker
 from pytest_llenergy.plugin.worker_gpus import WORKER_GPUS
-from pytest_llenergy.plugin.xdist import OPTIONS_WITHOUT_TESTS, record_id, worker_input_of
+from pytest_llenergy.plugin.xdist import record_id, worker_input_of
 from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
@@ -66,7 +65,6 @@ class RunState:
         self._warned = False
         #: Boards of the tests that have run, by node id: a rerun gets the same model.
         self._boards: dict[str, tuple[Board, ...]] = {}
-        self._counter_check: CounterCheck | None = None
         if is_worker(config):
             # Otherwise this process would notice only after five seconds that the controller was killed.
             die_with_parent(os.getppid())
@@ -234,24 +232,10 @@ class RunState:
         """The leases on other hosts, if a test has needed some."""
         return self.__dict__.get("gangs")
 
-    def begin_counter_check(self) -> None:
-        """Begin to check the energy counters of the GPUs that tests may use; later calls do nothing."""
-        runs_tests = not any(self._config.getoption(name, False) for name in OPTIONS_WITHOUT_TESTS)
-        wanted = runs_tests and (not self.settings.meter or "nvml" in self.settings.meter)
-        if self._counter_check is None and wanted:
-            self._counter_check = CounterCheck(self.settings.gpus, self.environment)
-
-    def await_counter_check(self) -> None:
-        """Wait until ``begin_counter_check`` is done, if it was called."""
-        if self._counter_check is not None:
-            self._counter_check.wait()
-
     def close(self) -> None:
         """Release every lease and stop all ranks."""
         # The next run of this process reads the GPUs anew.
         find_gpus.cache_clear()
-        if self._counter_check is not None:
-            self._counter_check.stop()
         if "keeper" in self.__dict__:
             self.keeper.close()
         if "pool" in self.__dict__:

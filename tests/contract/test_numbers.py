@@ -247,7 +247,6 @@ def test_it(energy_meter):
 """
 
 
-@fault("a configured power limit is taken for a physical ceiling")
 def test_a_power_limit_is_no_physical_ceiling(project: Project, give_boards: GiveBoards) -> None:
     board = Board(power_w=100.0, latch_ns=20 * MS, power_limit_w=250.0)
     world = give_boards(project, [board])

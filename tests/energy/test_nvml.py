@@ -18,7 +18,6 @@ from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.energy.meters.base import Domain, Targets
 from pytest_llenergy.energy.meters.nvml import (
     NvmlMeter,
-    averaging_time_s,
     find_sources,
     open_nvml,
     sensor_coverage,
@@ -96,7 +95,8 @@ def test_meters_by_uuid_read_their_own_board(tmp_path: Path, attach_boards: Call
     meters = open_nvml(Targets(uuids), tmp_path / "cache")
     domains = [meter.domains[0] for meter in meters]
     assert [domain.name for domain in domains] == [f"gpu:{uuid}" for uuid in uuids]
-    assert [domain.highest_w for domain in domains] == [700.0, 72.0]
+    # The present limit of the slow one is 72 W, but it can be raised.
+    assert [domain.highest_w for domain in domains] == [700.0, 700.0]
     assert [domain.update_period_s for domain in domains] == pytest.approx([0.05, 0.1], rel=0.2)
     assert [domain.flags for domain in domains] == [(), ()]
     before_ns = time.monotonic_ns() - 100 * MS
@@ -111,10 +111,10 @@ def test_meters_by_uuid_read_their_own_board(tmp_path: Path, attach_boards: Call
 
 def test_a_counter_is_described_by_its_domain(attach_boards: Callable[..., World]) -> None:
     domain = only_domain(attach_boards(Board(power_limit_w=450.0)))
-    assert domain.limits(100.0, 1.0) == pytest.approx((90, 110))
+    assert domain.limits(100.0, 1.0) == pytest.approx((75, 125))
     assert (domain.resolution_j, domain.update_period_s, domain.max_age_s) == (0.001, 0.1, None)
-    assert (domain.coverage, domain.smear_s, domain.highest_w) == (1.0, 0.0, 450.0)
-    assert domain.accuracy == "within 10% of the reading"
+    assert (domain.coverage, domain.smear_s, domain.highest_w) == (1.0, 0.0, 700.0)
+    assert domain.accuracy == "within 10% of the reading and 15 W"
     info = domain.info("nvml")
     assert (info.name, info.kind, info.source, info.scope) == ("nvml", "measured", COUNTER, "board")
 
@@ -295,13 +295,12 @@ def test_integrated_power_has_the_refresh_period_found_by_the_self_check(
     assert only_domain(world, always).max_age_s == 0.0015
 
 
-@pytest.mark.parametrize(("architecture", "smear_s"), [(9, 1.0), (6, 0.0)])
-def test_power_usage_is_averaged_since_ampere(
-    attach_boards: Callable[..., World], architecture: int, smear_s: float
-) -> None:
-    world = attach_boards(Board(energy_supported=False, unsupported_fields=(186,), architecture=architecture))
+def test_power_usage_may_be_averaged(attach_boards: Callable[..., World]) -> None:
+    world = attach_boards(Board(energy_supported=False, unsupported_fields=(186,)))
     domain = only_domain(world)
-    assert (domain.source, domain.smear_s) == ("nvmlDeviceGetPowerUsage integrated", smear_s)
+    assert (domain.source, domain.smear_s) == ("nvmlDeviceGetPowerUsage integrated", 1.0)
+    assert domain.watch is not None
+    assert domain.watch.averages is None
 
 
 def test_a_rejected_counter_without_power_is_an_error(attach_boards: Callable[..., World]) -> None:
@@ -480,19 +479,3 @@ def test_a_board_whose_coverage_is_unknown_is_flagged(attach_boards: Callable[..
     assert domain.coverage == pytest.approx(0.2)
     assert not domain.coverage_known
     assert [(flag.name, flag.severity) for flag in domain.flags] == [("meter", "warning")]
-
-
-@pytest.mark.parametrize(
-    ("product", "architecture", "seconds"),
-    [
-        ("NVIDIA A100-SXM4-80GB", 7, 0.0),
-        ("Tesla V100-SXM2-16GB", 5, 0.0),
-        ("NVIDIA A10", 7, 1.0),
-        ("NVIDIA H100 PCIe", 9, 1.0),
-        ("NVIDIA L4", None, 1.0),
-    ],
-)
-def test_boards_since_ampere_average_power_except_ga100(
-    product: str, architecture: int | None, seconds: float
-) -> None:
-    assert averaging_time_s(product, architecture) == seconds

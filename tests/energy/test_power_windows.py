@@ -9,7 +9,12 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.energy.power_readings import Refresh, refresh_from_check, refresh_with_period
+from pytest_llenergy.energy.power_readings import (
+    PowerWatch,
+    Refresh,
+    refresh_from_check,
+    refresh_with_period,
+)
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import WindowEnergy
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
@@ -34,13 +39,18 @@ class Averaging(Sensor):
 
 
 def simulate(
-    monkeypatch: pytest.MonkeyPatch, rng: Random, sensor: Sensor, refresh: Refresh, window: tuple[int, int]
+    monkeypatch: pytest.MonkeyPatch,
+    rng: Random,
+    sensor: Sensor,
+    refresh: Refresh,
+    window: tuple[int, int],
+    watch: PowerWatch | None = None,
 ) -> WindowEnergy:
     """Return the energy of a window that a reader observed, from up to 50 ms (or s) before it."""
-    monkeypatch.setattr(watching, "IntegratedPower", lambda _: refresh.integral())
-    smear_s = 1.0 if isinstance(sensor, Averaging) else 0.0
+    monkeypatch.setattr(watching, "IntegratedPower", lambda _: refresh.integral(watch))
+    smear_s = 1.0 if watch is not None or isinstance(sensor, Averaging) else 0.0
     meter_domain = domain(period_s=refresh.period_s, max_age_s=refresh.max_age_s, smear_s=smear_s)
-    meter_domain = meter_domain._replace(integrated=True, late_s=refresh.late_s)
+    meter_domain = meter_domain._replace(integrated=True, late_s=refresh.late_s, watch=watch)
     begin_ns = window[0] - rng.randrange(50 * MS) - 2 * round(smear_s * S)
     until_ns = window[1] + S + 2 * round(smear_s * S)
     series: Series = simulate_reader([sensor], rng, begin_ns, until_ns, meter_domain)
@@ -97,3 +107,22 @@ def test_one_second_averages_give_the_energy_of_a_window_or_a_reason(
     assert len(scores) > (0.5 * WINDOWS if course is step or shortest_ms == 1000 else 0)
     assert found_j == pytest.approx(true_j, rel=0.06)
     assert fmean(score <= 2 for score in scores) >= 0.9
+
+
+@pytest.mark.parametrize("sensor", [Sensor, Averaging], ids=["plain", "average"])
+def test_how_readings_move_shows_whether_they_are_averages(
+    monkeypatch: pytest.MonkeyPatch, sensor: type[Sensor]
+) -> None:
+    """Plain power that was taken for an average gave a third of the energy."""
+    rng, known, scores = Random(0), 0, []
+    for _ in range(WINDOWS):
+        window = (EPOCH, EPOCH + rng.randrange(300 * MS, 2 * S))
+        wave, watch = step(rng, *window), PowerWatch(1.0, 450.0, 0.1)
+        energy = simulate(monkeypatch, rng, sensor(wave, TICK), refresh_with_period(0.1), window, watch)
+        known += watch.averages is (sensor is Averaging)
+        assert watch.averages is not (sensor is Sensor)
+        if energy.energy_j is not None and energy.u_j is not None:
+            scores.append(abs(energy.energy_j - wave.joules(*window)) / energy.u_j)
+    assert known > WINDOWS / 3
+    assert len(scores) > WINDOWS / 2
+    assert fmean(score <= 2 for score in scores) >= 0.95

@@ -12,7 +12,7 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from pytest_llenergy.energy.meters.base import Domain
+from pytest_llenergy.energy.meters.base import Domain, Meter
 from pytest_llenergy.energy.power_readings import IntegratedPower
 from pytest_llenergy.energy.sampler import Reader
 from pytest_llenergy.energy.trace import Series
@@ -105,11 +105,23 @@ def simulate_reader(
     machine = Machine(start_ns, holding_ns)
     domains = [domain._replace(name=f"{domain.name}{index or ''}") for index in range(len(sensors))]
     meters = [SensorMeter(machine, sensor, each) for sensor, each in zip(sensors, domains, strict=True)]
+    return run_reader(machine, meters, rng, end_ns, spells, woken_ns)
+
+
+def run_reader(
+    machine: Machine,
+    meters: Sequence[Meter],
+    rng: Random,
+    end_ns: int,
+    spells: Iterable[Spell] = (),
+    woken_ns: list[int] | None = None,
+) -> Series:
+    """Let one reader read the meters of a machine until the end and return the first series."""
     reader = Reader(meters, lambda: machine.now_ns, lambda: machine.spent_ns, lambda: machine.used_ns)
     events = _events(reader, spells)
+    wake_ns = machine.now_ns
     reader.begin()
     reader.wake()
-    wake_ns = start_ns
     while machine.now_ns < end_ns:
         if events and events[0].time_ns <= wake_ns:
             event = events.pop(0)

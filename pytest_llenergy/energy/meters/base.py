@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from pytest_llenergy.record.record import Flag
 
 if TYPE_CHECKING:
+    from pytest_llenergy.energy.power_readings import PowerWatch
     from pytest_llenergy.record.base import EnergyKind
 from pytest_llenergy.record.record import MeterInfo
 
@@ -24,11 +25,12 @@ READER_THREAD = "llenergy-sampler"
 STATED = re.compile(r"^(?P<rest>.*)@(?P<percent>\d+(\.\d+)?)%$", re.DOTALL)
 
 
-def within(fraction: float) -> Limits:
-    """Return the limits of a source that is accurate to ``fraction`` of its reading."""
+def within(fraction: float, watts: float = 0.0) -> Limits:
+    """Return the limits of a source that is accurate to ``fraction`` of its reading, and to some watts."""
 
-    def limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
-        return energy_j * (1 - fraction), energy_j * (1 + fraction)
+    def limits(energy_j: float, duration_s: float) -> tuple[float, float]:
+        off_j = fraction * abs(energy_j) + watts * duration_s
+        return max(min(energy_j, 0.0), energy_j - off_j), energy_j + off_j
 
     return limits
 
@@ -47,7 +49,9 @@ class Domain(NamedTuple):
         update_period_s: Nominal time between two ticks; ``None`` if it must be observed.
         max_age_s: Greatest age of a reading; ``None`` for a counter that stands still between ticks.
         smear_s: Time until the readings show a change of power in full, for running averages.
+        watch: What power readings show of themselves: whether they are averages, and refreshed in time.
         late_s: By how much the joules of a reading lag, at least and at most.
+        tail_s: For how long, at the power of the work, the device may draw it before or after its marks.
         integrated: Whether the joules are integrated from power readings as they come: a reading that is not
             made is missing from them, while a counter goes on unread.
         coverage: Share of the time in which the sensor samples. A part-time sensor takes its sample for the
@@ -72,7 +76,9 @@ class Domain(NamedTuple):
     update_period_s: float | None = None
     max_age_s: float | None = None
     smear_s: float = 0.0
+    watch: PowerWatch | None = None
     late_s: tuple[float, float] = (0.0, 0.0)
+    tail_s: float = 0.0
     integrated: bool = False
     coverage: float = 1.0
     coverage_known: bool = True

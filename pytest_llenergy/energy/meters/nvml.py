@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_llenergy import real_time
 from pytest_llenergy.devices.nvml import BoardHandle, Quantity, Session
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
-from pytest_llenergy.energy.power_readings import IntegratedPower, Refresh, refresh_from_check
+from pytest_llenergy.energy.power_readings import IntegratedPower, PowerWatch, Refresh, refresh_from_check
 from pytest_llenergy.energy.selfcheck import CheckCache, CheckedBoard, CheckResult
 from pytest_llenergy.errors import DeviceError, MeterDoesNotApply, MeterError
 from pytest_llenergy.record.environment import read_boot_id
@@ -32,12 +33,9 @@ if TYPE_CHECKING:
 #: Slowest measured refresh of a power reading (seconds): that of every board since Turing.
 SLOWEST_REFRESH_S = 0.1
 
-#: Time over which nvmlDeviceGetPowerUsage and field 185 average on boards since Ampere, except GA100
-#: (seconds; nvml.h, nvmlDeviceGetPowerUsage).
+#: Time over which nvmlDeviceGetPowerUsage averages, if it does (seconds). By nvml.h that depends on the
+#: architecture, but some drivers give plain power: how a reading moves decides.
 AVERAGING_S = 1.0
-
-#: ``NVML_DEVICE_ARCH_AMPERE`` (nvml.h).
-AMPERE = 7
 
 _PAPER = "Yang, Adamek, Armour, SC 2024"
 _GA100 = ("A100", "A100X", "A800", "A30", "A30X")
@@ -63,8 +61,12 @@ POWERS = (
 #: NVIDIA states an accuracy for Fermi and Kepler boards only (±5 %: nvml.h, nvmlDeviceGetPowerUsage).
 #: Against external meters the power readings of 13 newer boards were off by -7.9 to +12.8 %, most of them
 #: by about -5 % (Yang et al., SC 2024). As limits of a rectangular distribution, ±10 % covers that within two
-#: standard uncertainties.
-GAIN_LIMIT = 0.10
+#: standard uncertainties. The error has an offset too: an RTX 4090 reads 18 W low when idle.
+GAIN_LIMIT, OFFSET_LIMIT_W = 0.10, 15.0
+
+#: Power does not fall at once when the work ends: within 10 ms on an RTX 3090, 200 ms on an RTX 4090. That is
+#: as much as so long at the power of the work (seconds; benchmarks/plugin/silicon).
+TAIL_S = 0.0025
 
 #: Counters and power readings are in mJ and mW.
 STEP = 0.001
@@ -142,16 +144,6 @@ def known_coverage(product_name: str) -> float | None:
     return coverage.share if coverage.known else None
 
 
-def averaging_time_s(product_name: str, architecture: int | None) -> float:
-    """Return the seconds over which ``nvmlDeviceGetPowerUsage`` averages, the longest if unknown.
-
-    ``architecture`` is NVML's number, ``None`` if the driver does not report it.
-    """
-    if _is_one_of(product_name, _GA100) or (architecture is not None and architecture < AMPERE):
-        return 0.0
-    return AVERAGING_S
-
-
 def _is_one_of(product_name: str, products: tuple[str, ...]) -> bool:
     """Match whole words: "A1000" is not "A100", and "RTX 8000 Ada" is not "Quadro RTX 8000"."""
     return any(
@@ -167,8 +159,7 @@ class Sources(NamedTuple):
         counter: Its energy counter, if it has one.
         cross_check: The power reading that the counter is checked against.
         power: The power reading to integrate if the counter is rejected.
-        averaging_s: Seconds over which ``nvmlDeviceGetPowerUsage`` averages.
-        limit_w: Enforced power limit, if the driver reports it.
+        limit_w: Highest power limit that can be set, if the driver reports one. The present one is a setting.
         no_power: Answer of the driver to the first query of power, if none has a value.
     """
 
@@ -176,7 +167,6 @@ class Sources(NamedTuple):
     counter: Quantity | None
     cross_check: Quantity | None
     power: Quantity | None
-    averaging_s: float
     limit_w: float | None
     no_power: str = ""
 
@@ -191,8 +181,8 @@ class Sources(NamedTuple):
         return [quantity for quantity in (self.counter, self.watched) if quantity is not None]
 
     def smear_s(self, power: Quantity | None) -> float:
-        """Return the seconds until a power reading shows a change of power in full."""
-        return self.averaging_s if power == POWER_USAGE else 0.0
+        """Return the longest time until a power reading shows a change of power in full (seconds)."""
+        return AVERAGING_S if power == POWER_USAGE else 0.0
 
     @property
     def power_age_s(self) -> float:
@@ -213,15 +203,12 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
         details = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
         raise MeterError(f"nvml: {board.uuid} ({board.name}) reports neither energy nor power ({details})")
     counter = counters[0] if counters else None
-    limit = _optional(session, board, "nvmlDeviceGetEnforcedPowerLimit")
-    architecture = _optional(session, board, "nvmlDeviceGetArchitecture")
     return Sources(
         board=board,
         counter=counter,
         cross_check=next((power for power in powers if counter and power.scope == counter.scope), None),
         power=powers[0] if powers else None,
-        averaging_s=averaging_time_s(board.name, architecture),
-        limit_w=None if limit is None else limit / 1000,
+        limit_w=_limit_w(session, board),
         no_power="" if powers else answers[POWERS[0].label],
     )
 
@@ -240,11 +227,14 @@ def _select_available(
     return available
 
 
-def _optional(session: Session, board: BoardHandle, function: str) -> int | None:
-    try:
-        return int(getattr(session.module, function)(board.handle))
-    except session.module.NVMLError:
-        return None
+def _limit_w(session: Session, board: BoardHandle) -> float | None:
+    module, found = session.module, [0]
+    with suppress(module.NVMLError):
+        found.append(module.nvmlDeviceGetPowerManagementLimitConstraints(board.handle)[1])
+    for function in (module.nvmlDeviceGetPowerManagementDefaultLimit, module.nvmlDeviceGetEnforcedPowerLimit):
+        with suppress(module.NVMLError):
+            found.append(int(function(board.handle)))
+    return max(found) / 1000 or None
 
 
 class NvmlMeter:
@@ -267,8 +257,9 @@ class NvmlMeter:
             quantity = _power_to_integrate(sources, result)
             watched = result if quantity == sources.watched else None
             refresh = refresh_from_check(watched, SLOWEST_REFRESH_S, known_coverage(sources.board.name))
-            domain = _power_domain(sources, quantity, result, refresh)
-            self._integral = refresh.integral()
+            watch = PowerWatch(sources.smear_s(quantity), _highest_w(sources, quantity), refresh.period_s)
+            domain = _power_domain(sources, quantity, result, refresh, watch)
+            self._integral = refresh.integral(watch)
         self.domains: Sequence[Domain] = (domain,)
         self.poll_period_s: float = _poll_period_s(domain)
         self._value = session.make_reader(self._handle, quantity)
@@ -310,8 +301,9 @@ def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) ->
         source=counter.name,
         scope=counter.scope,
         resolution_j=STEP,
+        tail_s=TAIL_S,
         accuracy=_accuracy(coverage, ", which the counter is assumed to share"),
-        limits=within(GAIN_LIMIT),
+        limits=within(GAIN_LIMIT, OFFSET_LIMIT_W),
         update_period_s=result.period_s,
         max_age_s=result.period_s if result.continuous else None,
         coverage=coverage.share,
@@ -321,7 +313,9 @@ def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) ->
     )
 
 
-def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
+def _power_domain(
+    sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh, watch: PowerWatch
+) -> Domain:
     coverage = sensor_coverage(sources.board.name, refresh.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
@@ -329,11 +323,13 @@ def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refres
         source=f"{power.name} integrated",
         scope=power.scope,
         resolution_j=refresh.period_s * STEP,
+        tail_s=TAIL_S,
         accuracy=_accuracy(coverage),
-        limits=within(GAIN_LIMIT),
+        limits=within(GAIN_LIMIT, OFFSET_LIMIT_W),
         update_period_s=refresh.period_s,
         max_age_s=refresh.max_age_s,
         smear_s=sources.smear_s(power),
+        watch=watch,
         late_s=refresh.late_s,
         integrated=True,
         coverage=coverage.share,
@@ -355,7 +351,7 @@ def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) 
 
 def _accuracy(coverage: Coverage, shared: str = "") -> str:
     about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
-    return f"within {GAIN_LIMIT:.0%} of the reading{about_sensor}"
+    return f"within {GAIN_LIMIT:.0%} of the reading and {OFFSET_LIMIT_W:.0f} W{about_sensor}"
 
 
 def _highest_w(sources: Sources, quantity: Quantity) -> float | None:
