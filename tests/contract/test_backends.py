@@ -145,18 +145,19 @@ def test_a_test_runs_once_for_each_installed_backend(project: Project) -> None:
     assert re.findall(r"test_it\[(.+?)\]", some.out) == [NAMES[0]]
 
 
-def test_random_models_and_other_models_are_named_in_the_record(project: Project) -> None:
+def test_the_model_and_its_precision_are_those_of_the_record(project: Project) -> None:
     if "transformers" not in NAMES:
         pytest.skip("transformers is not installed")
     project.write(
         "test_m.py",
         "import pytest\n@pytest.fixture\ndef energy_model(): return 'random:llama-tiny'\n"
+        "@pytest.mark.backend_options(dtype='bfloat16')\n"
         "def test_it(energy, backend):\n"
         "    energy(backend.generate, ['a b c'], max_new_tokens=4, ignore_eos=True)\n",
     )
     project.pytest("--energy-backend=transformers", "--energy-report", ESTIMATE).check(passed=1)
     (record,) = project.records().values()
-    assert record["backend"]["model"] == "random:llama-tiny"
+    assert (record["backend"]["model"], record["backend"]["dtype"]) == ("random:llama-tiny", "bfloat16")
     assert record["rounds"][0]["tokens"]["output"] > 0
 
 

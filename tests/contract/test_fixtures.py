@@ -58,8 +58,10 @@ def test_pedantic(energy):
 
 def test_pedantic_iterations(energy):
     calls = []
-    energy.pedantic(calls.append, args=(1,), rounds=2, iterations=7)
+    run = energy.pedantic(lambda: (calls.append(1), time.sleep(0.02)), rounds=2, iterations=7)
     assert len(calls) == 14
+    for name in ("energy_j", "duration_s"):
+        assert run.metrics[name].value == pytest.approx(sum(getattr(each, name) for each in run.rounds) / 14)
 
 def test_own_values(energy):
     energy(time.sleep, 0.01)
@@ -215,6 +217,40 @@ def test_the_plugin_can_be_left_out(module_project: Project) -> None:
     module_project.write("plain/test_plain.py", "def test_it(): pass\n")
     ended = module_project.pytest("plain", PYTEST_ADDOPTS="-p no:llenergy -p no:cacheprovider")
     ended.check(passed=1)
+
+
+UNMEASURED = """
+import pathlib, time
+
+def work():
+    with open("calls", "a") as file:
+        file.write("x")
+    return 7
+
+def test_result(energy):
+    assert energy(work).result == 7
+
+def test_limit(energy):
+    assert energy(work).energy_j < 0
+
+def test_window(energy_meter):
+    with energy_meter("w"):
+        work()
+
+def test_plain(): pass
+"""
+
+
+def test_the_same_tests_run_without_measuring(project: Project) -> None:
+    """Or those that measure are left out, or all others."""
+    project.write("test_u.py", UNMEASURED)
+    ended = project.pytest("--energy-disable", "-rs", "--energy-meter=command:touch metered")
+    ended.check(passed=3, skipped=1)
+    assert "nothing was measured" in ended.out
+    assert "±" not in ended.out
+    assert (project.text("calls"), project.exists("metered")) == ("xxx", False)
+    project.pytest("--energy-skip").check(passed=1, skipped=3)
+    project.pytest("--energy-only", "-k", "result or plain", project.meter()).check(passed=1, skipped=1)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.nvml_sim import Board, World
-from tests.nvml_sim.boards import Process
 
 from .conftest import GiveBoards
 from .project import Outcome, Project, wait_for
@@ -321,25 +320,32 @@ def test_it(n, worker_id, tmp_path, record_property, gpus):
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("method", ["signal", "thread", "--energy-timeout=2"])
-def test_a_time_limit_ends_the_test_and_not_the_run(project: Project, world: World, method: str) -> None:
+def test_a_time_limit_ends_the_test_and_not_the_run(project: Project, world: World) -> None:
+    """That of pytest-timeout in both ways, and --energy-timeout."""
     project.plugin("pytest_timeout")
-    limit = "" if method.startswith("-") else f"@pytest.mark.timeout(2, method={method!r})"
     project.write(
         "test_t.py",
-        f"""
+        """
 import time, pytest
 pytestmark = pytest.mark.gpus(1)
-{limit}
-def test_hangs():
-    print("hanging")
+
+def hang(name):
+    print("hanging in", name)
     time.sleep(300)
+
+@pytest.mark.timeout(1, method="signal", func_only=True)
+def test_signal(): hang("signal")
+@pytest.mark.timeout(1, method="thread", func_only=True)
+def test_thread(): hang("thread")
+def test_no_limit(): hang("none")
 def test_next(): pass
 """,
     )
-    ended = project.pytest(*([method] if method.startswith("-") else [])).check(failed=1, passed=1)
-    assert "hanging" in ended.out
-    assert re.search(r"test_t.py.*\b(in )?test_hangs|in test_hangs", ended.out)
+    ended = project.pytest("--energy-timeout=8").check(failed=3, passed=1)
+    for name, limit in (("signal", ">1.0s"), ("thread", "Timeout"), ("none", "during call")):
+        assert f"hanging in {name}" in ended.out
+        assert limit in ended.text
+    assert ended.text.count("in hang") >= 2
     assert not project.survivors()
 
 
@@ -369,19 +375,6 @@ def test_never(): pathlib.Path("ran").touch()
     assert not project.survivors()
 
 
-def test_exit_and_stop_in_a_test_end_the_run(project: Project, world: World) -> None:
-    marked = "import pytest\npytestmark = pytest.mark.gpus(1)\n"
-    project.write("test_e.py", marked + "def test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
-    ended = project.pytest("test_e.py")
-    assert ended.ret == 9
-    assert "enough" in ended.text
-    stop = "def test_a(request): request.session.shouldstop = 'no more'\n"
-    project.write("test_s.py", marked + stop + "def test_b(): pass\n")
-    ended = project.pytest("test_s.py")
-    ended.check(passed=1)
-    assert "no more" in ended.text
-
-
 CHANGES = """
 import os, pytest
 
@@ -389,39 +382,33 @@ import os, pytest
 def changes(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-@pytest.mark.gpus(1, isolate=ISOLATE)
-def test_fixture(changes): open("ran", "w")
+each = pytest.mark.parametrize(
+    "n", [pytest.param(n, marks=pytest.mark.gpus(1, isolate=bool(n))) for n in range(2)]
+)
 
-@pytest.mark.gpus(1, isolate=ISOLATE)
-def test_body(): del os.environ["CUDA_VISIBLE_DEVICES"]
+@each
+def test_fixture(n, changes): open("ran", "w")
 
-@pytest.mark.gpus(1, isolate=ISOLATE)
-def test_neither(): pass
+@each
+def test_body(n): del os.environ["CUDA_VISIBLE_DEVICES"]
+
+@each
+def test_neither(n): pass
+
+@pytest.mark.gpus(1)
+def test_measured(energy_meter, changes): open("ran", "w")
 """
 
 
-@pytest.mark.parametrize("isolate", [True, False])
-def test_a_fixture_that_changes_what_is_visible_is_an_error(
-    project: Project, world: World, isolate: bool
-) -> None:
-    project.write("test_v.py", CHANGES.replace("ISOLATE", str(isolate)))
-    ended = project.pytest("test_v.py").check(error=1, failed=1, passed=1)
+def test_a_fixture_that_changes_what_is_visible_is_an_error(project: Project, world: World) -> None:
+    """In each process, and before anything is measured."""
+    project.write("test_v.py", CHANGES)
+    ended = project.pytest("test_v.py").check(error=3, failed=2, passed=2)
     uuid = world.board(0).uuid
-    assert f"CUDA_VISIBLE_DEVICES was '{uuid}'" in ended.text
-    assert "is now '0'" in ended.text
-    assert "is now None" in ended.text
+    assert ended.text.count(f"CUDA_VISIBLE_DEVICES was '{uuid}'") >= 5
+    assert ended.text.count("is now '0'") >= 3
+    assert ended.text.count("is now None") >= 2
     assert not project.exists("ran")
-
-
-def test_a_changed_variable_is_not_measured(project: Project, world: World) -> None:
-    project.write(
-        "test_m.py",
-        CHANGES.partition("@pytest.mark")[0]
-        + "@pytest.mark.gpus(1)\ndef test_it(energy_meter, changes): raise SystemExit('ran')\n",
-    )
-    ended = project.pytest("test_m.py").check(error=1)
-    assert "SystemExit" not in ended.out
-    assert "is now '0'" in ended.text
 
 
 def test_isolate_chooses_the_process(project: Project, world: World) -> None:
@@ -464,104 +451,24 @@ def test_skipped(): pass
     assert project.text("main") == "xx"
 
 
-@pytest.mark.parametrize(
-    ("mark", "fixture", "said"),
-    [
-        ("isolate=False", "workers", "runs in ranks"),
-        ("isolate=True", "energy", "runs in ranks"),
-        ("isolate=True", "energy_meter", "pytest's process"),
-        ("isolate=3", "gpus", "isolate is 3"),
-    ],
+#: Fixtures and values for which the argument isolate has no effect, and a word of the line about each.
+WITHOUT_EFFECT = (
+    ("isolate=False", "workers", "runs in ranks"),
+    ("isolate=True", "energy", "runs in ranks"),
+    ("isolate=True", "energy_meter", "pytest's process"),
+    ("isolate=3", "gpus", "isolate is 3"),
 )
-def test_where_isolate_has_no_effect_is_a_collection_error(
-    project: Project, mark: str, fixture: str, said: str
-) -> None:
-    project.write("test_m.py", f"import pytest\n@pytest.mark.gpus(1, {mark})\ndef test_it({fixture}): pass\n")
-    ended = project.pytest("test_m.py")
+
+
+def test_where_isolate_has_no_effect_is_a_collection_error(project: Project) -> None:
+    for number, (mark, fixture, _) in enumerate(WITHOUT_EFFECT):
+        source = f"import pytest\n@pytest.mark.gpus(1, {mark})\ndef test_it({fixture}): pass\n"
+        project.write(f"test_{number}.py", source)
+    ended = project.pytest()
     assert ended.ret == pytest.ExitCode.INTERRUPTED
-    assert said in ended.text
-
-
-def test_a_test_that_cannot_be_found_again_is_one_line(project: Project, world: World) -> None:
-    project.write(
-        "test_r.py",
-        "import os, pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('n', [os.getpid()])\n"
-        "def test_it(n): pass\n@pytest.mark.gpus(1)\ndef test_next(): pass\n",
-    )
-    project.write(
-        "test_q.py",
-        "import os, pytest\npytestmark = pytest.mark.gpus(1)\n"
-        "assert not os.environ.get('CUDA_VISIBLE_DEVICES')\ndef test_it(): pass\n",
-    )
-    ended = project.pytest().check(error=2, passed=1)
-    assert "2 tests there, 0 of this name" in ended.text
-    assert "assert not" in ended.out
-    assert "isolate=False" in ended.text
-
-
-def test_what_only_pytests_process_has_is_refused_in_one_line(project: Project, world: World) -> None:
-    project.write(
-        "test_l.py",
-        """
-import pytest
-@pytest.mark.gpus(1)
-@pytest.mark.parametrize("name", ["energy", "workers"])
-def test_late(request, name): request.getfixturevalue(name)
-@pytest.mark.gpus(1)
-def test_debugged(): breakpoint()
-@pytest.mark.gpus(1)
-def test_fails(): assert 0
-""",
-    )
-    ended = project.pytest("--pdb").check(failed=4)
-    assert ended.text.count("among its arguments") == 2
-    assert ended.text.count("isolate=False) runs it in pytest's process") >= 2
-
-
-def test_a_board_in_use_is_waited_for_as_ever(project: Project, world: World) -> None:
-    for index in range(2):
-        world.update(index, processes=(Process(os.getpid()),))
-    project.write("test_b.py", "import pytest\n@pytest.mark.gpus(1)\ndef test_it(): open('ran', 'w')\n")
-    for busy, counts in (("fail", {"error": 1}), ("skip", {"skipped": 1})):
-        ended = project.pytest("-rs", f"--energy-busy={busy}", "--energy-lease-timeout=0.3").check(**counts)
-        assert re.search(rf"\b{os.getpid()}\b", ended.text)
-    assert not project.exists("ran")
-
-
-def test_fixtures_of_pytests_process_end_where_they_would(project: Project, world: World) -> None:
-    """Those that tests before it had set up; what a test leaves running ends with its process."""
-    project.write(
-        "test_f.py",
-        """
-import os, pathlib, subprocess, pytest
-
-@pytest.fixture(scope="module")
-def thing():
-    yield
-    pathlib.Path(f"ended-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
-    raise ValueError("the module ends")
-
-def test_plain(thing): pass
-
-@pytest.mark.gpus(1)
-def test_gpu():
-    assert not list(pathlib.Path().glob("ended-*"))
-    pathlib.Path("left").write_text(str(subprocess.Popen(["sleep", "300"]).pid))
-""",
-    )
-    project.write(
-        "test_g.py",
-        """
-import os, pathlib
-
-def test_next():
-    assert [path.name for path in pathlib.Path().glob("ended-*")] == ["ended-None"]
-    assert not os.path.exists("/proc/" + pathlib.Path("left").read_text())
-""",
-    )
-    ended = project.pytest().check(passed=3, error=1)
-    assert "ERROR at teardown of test_gpu" in ended.out
-    assert "the module ends" in ended.out
+    ended.check(error=len(WITHOUT_EFFECT))
+    for number, (_, _, said) in enumerate(WITHOUT_EFFECT):
+        assert re.search(rf"test_{number}\.py::test_it.*{said}", ended.out), ended.out
 
 
 @pytest.mark.slow

@@ -40,11 +40,10 @@ def stop(project: Project, number: signal.Signals, *args: str) -> int:
     """Start a run with two measured tests, end it by a signal in the third, and return the exit code."""
     process = project.start_pytest("--energy-report", project.meter(), *args)
 
-    def recorded() -> bool:
-        journals = project.path.glob("energy.*.journal.jsonl")
-        return sum(path.read_text().count('"id":"test_three.py') for path in journals) >= 2
-
-    wait_for(lambda: project.exists("third") and recorded())
+    wait_for(lambda: project.exists("third"))
+    # Each test has its line before the next one begins.
+    (journal,) = project.path.glob("energy.*.journal.jsonl")
+    assert journal.read_text().count('"id":"test_three.py') == 2
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
     process.communicate(timeout=200)
     return process.returncode

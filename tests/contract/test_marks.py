@@ -115,6 +115,8 @@ GETS = (
     "test_of_a_parameter[2]",
     "test_sweep[300]",
     "test_sweep[None]",
+    "test_plain_test_with_the_mark_alone",
+    "test_fixture_gpus_alone",
 )
 
 #: Tests that are skipped or an error, with a word of the reason.
@@ -181,14 +183,6 @@ def test_a_test_gets_what_its_mark_asks_for(
     (changed,) = module_project.records()["test_sweep[300]"]["gpu_settings"]
     assert (changed["power_limit_w"], changed["power_limit_found_w"]) == (300, 300)
     assert [world.board(index).power_limit_w for index in range(5)] == [700.0] * 5
-
-
-def test_a_plain_test_with_the_mark_alone_sees_its_gpu(tests: dict[str, Ended]) -> None:
-    assert tests["test_plain_test_with_the_mark_alone"].outcome == "passed"
-
-
-def test_the_fixture_gpus_alone_shows_its_gpu(tests: dict[str, Ended]) -> None:
-    assert tests["test_fixture_gpus_alone"].outcome == "passed"
 
 
 def test_a_test_that_cannot_have_it_does_not_run_and_says_why(tests: dict[str, Ended]) -> None:

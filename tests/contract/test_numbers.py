@@ -52,6 +52,10 @@ def test_rounds(energy):
 def test_short_rounds(energy):
     energy(draw, 400.0, 0.15)
 
+@pytest.mark.energy_options(rounds=3, iterations=1)
+def test_too_short(energy):
+    energy(draw, 400.0, 0.0005)
+
 @pytest.mark.gpus(1)
 @pytest.mark.energy_options(rounds=4)
 def test_rounds_in_a_rank(energy):
@@ -106,7 +110,7 @@ def measured(
         project.write("power.py", POWER)
         project.write("test_rounds.py", ROUNDS)
         project.write("test_windows.py", WINDOWS)
-        project.pytest("--energy-report").check(passed=5)
+        project.pytest("--energy-report").check(passed=6)
         yield project, world
 
 
@@ -134,6 +138,10 @@ def test_no_width_hides_a_loss(measured: tuple[Project, World]) -> None:
     assert median(deviations(world, rounds + records["test_short_rounds"]["rounds"])) > 0.2
     known = [part for part in rounds if part["energy_j"] is not None]
     assert median(part["energy_u_j"] / part["energy_j"] for part in known) < 0.05
+    # A two-hundredth of a tick.
+    short = [flag for part in records["test_too_short"]["rounds"] for flag in part["flags"]]
+    said = {flag["detail"] for flag in short if flag["name"] == "imprecise"}
+    assert any(detail.startswith("standard uncertainty") for detail in said), short
 
 
 def test_metrics_and_power_over_time_are_those_of_the_rounds(measured: tuple[Project, World]) -> None:
@@ -147,6 +155,10 @@ def test_metrics_and_power_over_time_are_those_of_the_rounds(measured: tuple[Pro
     idle_j = 100 * metrics["duration_s"]
     assert metrics["net_energy_j"] == pytest.approx(median(truths) - idle_j, rel=0.08)
     assert record["metrics"]["energy_j"]["n"] >= 8
+    # One and a half ticks long: two readings of the counter would be a third off.
+    short = project.records()["test_short_rounds"]
+    truths = [true_j(world, part) for part in short["rounds"]]
+    assert short["metrics"]["energy_j"]["value"] == pytest.approx(median(truths), rel=0.05)
     trace = record["power_trace"]
     (power,) = trace["by_domain"].values()
     joules = 0.0

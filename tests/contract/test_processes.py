@@ -274,26 +274,3 @@ def test_one_rank_works_where_sockets_are_forbidden(project: Project) -> None:
     project.write("conftest.py", NO_SOCKETS)
     project.write("test_s.py", "def test_it(workers): assert workers.run(lambda: 1) == [1]\n")
     project.pytest().check(passed=1)
-
-
-MOVED = """
-import os
-import pytest
-
-@pytest.fixture
-def moved(gpus, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-
-@pytest.mark.gpus(1)
-def test_it(energy_meter, moved):
-    with energy_meter("w"):
-        pass
-"""
-
-
-def test_a_variable_changed_after_the_lease_is_an_error(project: Project, give_boards: GiveBoards) -> None:
-    give_boards(project, [Board(), Board()])
-    project.write("test_m.py", MOVED)
-    ended = project.pytest("--energy-report")
-    assert ended.ret == 1
-    assert "CUDA_VISIBLE_DEVICES" in ended.text

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import Iterator
@@ -77,6 +78,22 @@ def test_each_case_has_its_verdict(compared: Project, verdicts: dict[str, dict[s
         assert each["ratio"] == pytest.approx(truth, rel=0.005)
         assert each["low"] <= each["ratio"] <= each["high"]
         assert each["low"] < truth < each["high"]
+
+
+def test_limits_hold_the_truth_nine_times_in_ten(compared: Project) -> None:
+    """Limits of 5 % each, for sessions whose level differs by 1.5 %, as the documentation says."""
+    draw = random.Random(0)
+    for name, joules in (("sessions-base", 100.0), ("sessions-head", 105.0)):
+        levels = {f"test_{number}": joules * draw.gauss(1, 0.015) for number in range(60)}
+        records = {
+            test: record([level * draw.gauss(1, 0.005) for _ in range(12)]) for test, level in levels.items()
+        }
+        write_report(compared.path / f"{name}.json", records)
+    sides = ["sessions-base.json", "sessions-head.json"]
+    done = compared.llenergy("compare", *sides, "--metric=energy_j", "--format=json")
+    found = json.loads(done.out)["comparisons"]
+    assert len(found) == 60
+    assert 50 <= sum(each["low"] <= 1.05 <= each["high"] for each in found) <= 58
 
 
 def test_what_cannot_be_compared_says_what_differs(verdicts: dict[str, dict[str, Any]]) -> None:

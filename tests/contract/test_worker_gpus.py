@@ -98,32 +98,41 @@ def uuids(world: World, *indices: int) -> str:
 
 
 def test_a_process_has_its_gpus_before_anything_is_imported(project: Project, world: World) -> None:
-    project.pytest("--energy-worker-gpus=2").check(passed=11)
-    for number in range(8):
-        worker, seen, leased, in_conftest = json.loads(project.text(f"saw-{number}"))
-        own = uuids(world, 0, 1)
-        assert (worker, leased, in_conftest) == (None, [world.board(0).uuid], own)
-        assert seen == [own, "PCI_BUS_ID", own, "1"]
+    """Those that options and environment choose, if they do."""
+    for args, env, own in (
+        ([], {}, (0, 1)),
+        (["--energy-gpus=3,1"], {}, (3, 1)),
+        ([], {"CUDA_VISIBLE_DEVICES": "2,0"}, (2, 0)),
+    ):
+        project.pytest("--energy-worker-gpus=2", *args, **env).check(passed=11)
+        visible = uuids(world, *own)
+        for number in range(8):
+            worker, seen, leased, in_conftest = json.loads(project.text(f"saw-{number}"))
+            assert (worker, leased, in_conftest) == (None, [world.board(own[0]).uuid], visible)
+            assert seen == [visible, "PCI_BUS_ID", visible, "1"]
 
 
-@pytest.mark.parametrize(("workers", "n"), [("2", 2), ("auto", 2), ("auto", 1)])
-def test_each_worker_has_gpus_of_its_own(project: Project, world: World, workers: str, n: int) -> None:
-    tests = ["-k", "test_one"] if n == 1 else []
-    project.write("pytest.ini", f"[pytest]\nenergy_worker_gpus = {n}\n")
-    project.pytest("-n", workers, *tests, PYTEST_XDIST_AUTO_NUM_WORKERS="").check(passed=11 if n == 2 else 8)
-    imported = [json.loads(path.read_text()) for path in project.path.glob("conftest-*")]
-    # The controller has none.
-    assert [visible for worker, visible in imported if worker is None] == [None]
-    of_workers = {worker: visible.split(",") for worker, visible in imported if worker is not None}
-    assert len(of_workers) == 4 // n
-    assert sorted(each for own in of_workers.values() for each in own) == uuids(world, 0, 1, 2, 3).split(",")
-    used = defaultdict(set)
-    for number in range(8):
-        worker, seen, leased, _ = json.loads(project.text(f"saw-{number}"))
-        assert seen[0].split(",") == of_workers[worker]
-        assert leased == of_workers[worker][:1]
-        used[worker].add(leased[0])
-    assert len(used) > 1
+def test_each_worker_has_gpus_of_its_own(project: Project, world: World) -> None:
+    """As many workers as there are GPUs for; the ini key means the same as the option."""
+    for n, tests, passed in ((1, ["-k", "test_one"], 8), (2, [], 11)):
+        for path in project.path.glob("conftest-*"):
+            path.unlink()
+        project.write("pytest.ini", f"[pytest]\nenergy_worker_gpus = {n}\n")
+        project.pytest("-nauto", *tests, PYTEST_XDIST_AUTO_NUM_WORKERS="").check(passed=passed)
+        imported = [json.loads(path.read_text()) for path in project.path.glob("conftest-*")]
+        # The controller has none.
+        assert [visible for worker, visible in imported if worker is None] == [None]
+        of_workers = {worker: visible.split(",") for worker, visible in imported if worker is not None}
+        assert len(of_workers) == 4 // n
+        had = sorted(each for own in of_workers.values() for each in own)
+        assert had == uuids(world, 0, 1, 2, 3).split(",")
+        used = defaultdict(set)
+        for number in range(8):
+            worker, seen, leased, _ = json.loads(project.text(f"saw-{number}"))
+            assert seen[0].split(",") == of_workers[worker]
+            assert leased == of_workers[worker][:1]
+            used[worker].add(leased[0])
+        assert len(used) > 1
 
 
 def test_too_few_gpus_are_one_line(project: Project, world: World) -> None:
@@ -145,24 +154,14 @@ def test_too_few_gpus_are_one_line(project: Project, world: World) -> None:
     assert not list(project.path.glob("saw-*"))
 
 
-def test_options_and_environment_choose_the_gpus(project: Project, world: World) -> None:
-    for args, env, own in (
-        (["--energy-gpus=3,1"], {}, uuids(world, 3, 1)),
-        ([], {"CUDA_VISIBLE_DEVICES": "2,0"}, uuids(world, 2, 0)),
-    ):
-        project.pytest("--energy-worker-gpus=2", *args, **env).check(passed=11)
-        assert json.loads(project.text("saw-0"))[1][0] == own
-
-
-@pytest.mark.parametrize("workers", [[], ["-n2"]])
-def test_a_test_that_needs_more_is_a_collection_error(
-    project: Project, world: World, workers: list[str]
-) -> None:
-    ended = project.pytest("--energy-worker-gpus=1", *workers)
-    assert "test_some.py::test_two: @pytest.mark.gpus(2) needs more than --energy-worker-gpus=1" in ended.text
-    assert "raise that to 2" in ended.text
-    assert ended.counts["error"] == 2
-    assert ended.ret != 0
+def test_a_test_that_needs_more_is_a_collection_error(project: Project, world: World) -> None:
+    for workers in ([], ["-n2"]):
+        ended = project.pytest("--energy-worker-gpus=1", *workers)
+        needs = "@pytest.mark.gpus(2) needs more than --energy-worker-gpus=1"
+        assert f"test_some.py::test_two: {needs}" in ended.text
+        assert "raise that to 2" in ended.text
+        assert ended.counts["error"] == 2
+        assert ended.ret != 0
 
 
 def test_another_kind_of_gpu_is_an_error_unless_the_host_has_none(
