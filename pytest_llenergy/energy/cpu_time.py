@@ -13,12 +13,10 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -26,9 +24,6 @@ from pytest_llenergy import real_time
 
 #: Busy states of psutil; nice, irq and softirq exist on some systems only.
 BUSY_STATES = ("user", "nice", "system", "irq", "softirq")
-
-#: Possible mount points of the root control group (version 2).
-GROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 
 PROC = Path("/proc")
 
@@ -39,51 +34,39 @@ TICK_S = 0.01
 #: ``CPUCLOCK_SCHED``, include/linux/posix-timers_types.h).
 CPUCLOCK_SCHED = 2
 
-#: A process id is handed out before its process exists. Ids without a process are tried again for this long.
-UNBORN_S = 0.25
-
-#: Beyond this many new process ids, listing all processes is cheaper than trying each.
-MANY_IDS = 256
-
-#: Share of time for listing all processes, where nothing tells whether there are new ones.
+#: Share of time for listing all processes where nothing tells that there are new ones.
 LISTING_SHARE = 0.01
 
 #: Readings are repeated while processes end in between, but not for ever.
 PASSES = 5
 
 
-@dataclass(frozen=True)
-class CpuTime:
+class CpuTime(NamedTuple):
     """CPU seconds of the host since it started: busy with its processes, and stolen by its hypervisor."""
 
     busy_s: float
     stolen_s: float
 
 
-def read_cpu_time(groups: Sequence[Path] = GROUPS) -> CpuTime:
+def read_cpu_time() -> CpuTime:
     """Return the CPU time of the host, summed over all logical CPUs."""
     import psutil
 
     times = psutil.cpu_times()
-    busy_s = read_root_cgroup_busy_s(groups)
-    if busy_s is None:
-        busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
+    busy_s = sum(getattr(times, state, 0.0) for state in BUSY_STATES)
     return CpuTime(busy_s, getattr(times, "steal", 0.0))
 
 
-def read_root_cgroup_busy_s(groups: Sequence[Path]) -> float | None:
-    """Return the busy CPU seconds of /proc/stat, but to the microsecond instead of ticks of 10 ms.
-
-    The root group's cpu.stat is the sum of the kernel's CPU states, not of its processes (kernel:
-    kernel/cgroup/rstat.c, ``root_cgroup_cputime``). ``None`` if the root group is not visible, as in most
-    containers.
-    """
-    for group in groups:
-        # Every group but the root has cgroup.events; any other group is only a part of the host.
-        if not (group / "cgroup.events").exists() and (group / "cpu.stat").exists():
-            fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            if "user_usec" in fields:
-                return (int(fields["user_usec"]) + int(fields["system_usec"])) / 1e6
+def explain_hidden_host(proc: Path = PROC) -> str | None:
+    """Return why the CPU time of the host is unknown here, ``None`` if it is known."""
+    try:
+        if (proc / "stat").stat().st_dev != proc.stat().st_dev:
+            return f"{proc}/stat is not the host's, since a container mounts its own over it, as lxcfs does"
+        if not any(map(int, (proc / "stat").read_text().split("\n")[0].split()[1:])):
+            return f"{proc}/stat shows no CPU time, as in gVisor"
+    except OSError:
+        # Not Linux.
+        return None
     return None
 
 
@@ -107,14 +90,43 @@ class Process(Protocol):
         """Release all resources."""
 
 
-class ProcessTable(Protocol):
+class ProcessTable:
     """The processes of the host."""
 
-    def newcomers(self) -> Iterable[int]:
-        """Return ids of processes that may be new since the last call; at the first call, of all."""
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._latest: bytes | None = None
+        self._listed_s = self._listing_s = 0.0
 
     def open(self, pid: int) -> Process | None:
         """Return the process with this id, or ``None`` if it does not exist."""
+        import psutil
+
+        if pid == os.getpid():
+            return OwnProcess()
+        with suppress(OSError, psutil.Error):
+            return LinuxProcess(pid) if sys.platform == "linux" else PsutilProcess(pid)
+        return None
+
+    def newcomers(self) -> set[int]:
+        """Return ids of processes that are new since the last call; at the first call, of all.
+
+        On Linux the latest process id, at the end of /proc/loadavg, tells whether any may be. Some containers
+        make it up, and a process may appear after its id. So all are listed now and then.
+        """
+        import psutil
+
+        latest, begin_s = None, real_time.monotonic()
+        with suppress(OSError):
+            latest = (PROC / "loadavg").read_bytes().rpartition(b" ")[2]
+        if latest == self._latest and begin_s - self._listed_s < self._listing_s / LISTING_SHARE:
+            return set()
+        known, self._latest = self._known, latest
+        # A test may have replaced the files.
+        with suppress(OSError):
+            self._known = set(psutil.pids())
+        self._listed_s, self._listing_s = begin_s, real_time.monotonic() - begin_s
+        return self._known - known
 
 
 @dataclass
@@ -136,12 +148,14 @@ class ProcessTree:
     """
 
     def __init__(self, roots: Collection[int], table: ProcessTable | None = None) -> None:
-        self._table = open_process_table() if table is None else table
+        self._table = table or ProcessTable()
         self._members: dict[int, _Member] = {}
         #: CPU time of members that have ended: waited for by members, and by others.
         self._ended_s = self._orphaned_s = 0.0
         for root in roots:
-            self._admit(root)
+            process = self._table.open(root)
+            if process is not None:
+                self._add(root, process)
         self._start_s = 0.0
         self._start_s = self.cpu_time_s()
 
@@ -152,7 +166,7 @@ class ProcessTree:
 
     def cpu_time_s(self) -> float:
         """Return the CPU time in seconds."""
-        self._admit_descendants(sorted(self._table.newcomers()))
+        self._admit_descendants(self._table.newcomers())
         for _ in range(PASSES):
             if not self._update():
                 break
@@ -166,13 +180,6 @@ class ProcessTree:
             member.process.close()
         self._members.clear()
 
-    def _admit(self, pid: int) -> bool:
-        process = self._table.open(pid) if pid not in self._members else None
-        if process is None:
-            return False
-        self._add(pid, process)
-        return True
-
     def _add(self, pid: int, process: Process) -> None:
         usage = process.read()
         if usage is None:
@@ -181,7 +188,7 @@ class ProcessTree:
         self._members[pid] = _Member(process, usage)
         self._ended_s += usage.ended_s
 
-    def _admit_descendants(self, pids: Sequence[int]) -> None:
+    def _admit_descendants(self, pids: Collection[int]) -> None:
         """Admit the descendants of members among these."""
         strangers: dict[int, Process] = {}
         for pid in pids:
@@ -252,9 +259,9 @@ class LinuxProcess:
         OSError: There is no such process.
     """
 
-    def __init__(self, pid: int, proc: Path = PROC) -> None:
+    def __init__(self, pid: int) -> None:
         self._clock = (~pid << 3) | CPUCLOCK_SCHED
-        self._descriptor = os.open(proc / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = os.open(PROC / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.parent: int = int(self._fields()[1])
         except BaseException:
@@ -278,94 +285,6 @@ class LinuxProcess:
     def close(self) -> None:
         """Release the descriptor."""
         os.close(self._descriptor)
-
-
-class LinuxProcessTable:
-    """Processes in /proc. The latest process id, at the end of /proc/loadavg, tells whether any is new."""
-
-    def __init__(self, proc: Path = PROC) -> None:
-        self._proc = proc
-        self._unborn: dict[int, float] = {}
-        self._listed_s = self._listing_s = 0.0
-        self._numbered = is_latest_id_right(proc)
-        self._latest: int | None = None
-
-    def open(self, pid: int) -> Process | None:
-        """Return the process with this id, or ``None`` if it does not exist."""
-        if pid == os.getpid():
-            return OwnProcess()
-        try:
-            return LinuxProcess(pid, self._proc)
-        except OSError:
-            return None
-
-    def newcomers(self) -> list[int]:
-        """Return ids of processes that may be new since the last call; at the first call, of all."""
-        if not self._numbered:
-            return self._list_sometimes()
-        latest, previous = self._latest_id(), self._latest
-        self._latest = latest
-        if previous is None or latest is None:
-            return self._list()
-        if previous <= latest <= previous + MANY_IDS:
-            return self._born(range(previous + 1, latest + 1))
-        # Ids start again at the lowest free one once they have reached the highest.
-        return [pid for pid in self._list() if pid > previous or (latest < previous and pid <= latest)]
-
-    def _born(self, new: Iterable[int]) -> list[int]:
-        """Return those of new and of recent ids that have a process. Those of mere threads never have."""
-        now_s = real_time.monotonic()
-        waiting = {**self._unborn, **dict.fromkeys(new, now_s)}
-        born = [pid for pid in waiting if _has_clock(pid)]
-        self._unborn = {
-            pid: since_s for pid, since_s in waiting.items() if now_s - since_s < UNBORN_S and pid not in born
-        }
-        return born
-
-    def _list_sometimes(self) -> list[int]:
-        now_s = real_time.monotonic()
-        if now_s - self._listed_s < self._listing_s / LISTING_SHARE:
-            return []
-        listed = self._list()
-        self._listed_s, self._listing_s = now_s, real_time.monotonic() - now_s
-        return listed
-
-    def _list(self) -> list[int]:
-        with suppress(OSError):
-            return [int(each.name) for each in self._proc.iterdir() if each.name.isdigit()]
-        return []
-
-    def _latest_id(self) -> int | None:
-        return read_latest_id(self._proc)
-
-
-def read_latest_id(proc: Path) -> int | None:
-    """Return the process id that the kernel handed out last; ``None`` if the file does not tell."""
-    try:
-        return int((proc / "loadavg").read_bytes().split()[-1])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-@cache
-def is_latest_id_right(proc: Path) -> bool:
-    """Return whether a new thread, which gets an id too, shows. Some containers make the file up."""
-    before = read_latest_id(proc)
-    thread = threading.Thread(target=int, daemon=True)
-    thread.start()
-    thread.join()
-    after = read_latest_id(proc)
-    if before is None or after is None or thread.native_id is None:
-        return False
-    return before < thread.native_id <= after
-
-
-def _has_clock(pid: int) -> bool:
-    try:
-        time.clock_gettime((~pid << 3) | CPUCLOCK_SCHED)
-    except OSError:
-        return False
-    return True
 
 
 class PsutilProcess:
@@ -394,31 +313,3 @@ class PsutilProcess:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-
-class PsutilProcessTable:
-    """Processes on systems other than Linux."""
-
-    def __init__(self) -> None:
-        self._known: set[int] = set()
-
-    def open(self, pid: int) -> Process | None:
-        """Return a process, or ``None`` if it cannot be read."""
-        import psutil
-
-        try:
-            return PsutilProcess(pid)
-        except psutil.Error:
-            return None
-
-    def newcomers(self) -> set[int]:
-        """Return ids of processes that are new since the last call; at the first call, of all."""
-        import psutil
-
-        known, self._known = self._known, set(psutil.pids())
-        return self._known - known
-
-
-def open_process_table() -> ProcessTable:
-    """Return the processes of this host."""
-    return LinuxProcessTable() if sys.platform == "linux" else PsutilProcessTable()

@@ -305,11 +305,11 @@ def test_the_energy_of_a_board_is_never_estimated(project: Project, give_boards:
 SLEEP = "import time\ndef test_it(energy_meter):\n    with energy_meter('w'): time.sleep(2.0)\n"
 
 
-def metered(project: Project, source: str) -> tuple[float | None, str]:
+def metered(project: Project, source: str, stated: str = "") -> tuple[float | None, str]:
     """Return joules and reason of a window of two seconds, read from a program that prints watts."""
     project.write("meter.py", f"import itertools, time\nfor n in itertools.count():\n{source}\n")
     project.write("test_it.py", SLEEP)
-    ended = project.pytest("--energy-report", f"--energy-meter=command:{sys.executable} meter.py")
+    ended = project.pytest("--energy-report", f"--energy-meter=command:{sys.executable} meter.py{stated}")
     if not project.exists("energy.json"):
         return None, ended.text
     (record,) = project.records().values()
@@ -325,7 +325,6 @@ def test_a_power_meter_is_integrated_and_one_that_stops_gives_a_reason(project: 
     assert "n/a" in reason or "number" in reason or "not read" in reason
 
 
-@fault("one absurd line of a power meter is added up")
 def test_one_absurd_line_of_a_power_meter_gives_no_number(project: Project) -> None:
     """As printed by a sensor whose register overflows."""
     line = "    print(65535 if n % 20 == 19 else 100, flush=True); time.sleep(0.05)"
@@ -334,11 +333,14 @@ def test_one_absurd_line_of_a_power_meter_gives_no_number(project: Project) -> N
     assert reason
 
 
-@fault("several lines at once are averaged, as if they were one GPU's")
-def test_lines_of_several_gpus_are_added_or_refused(project: Project) -> None:
+def test_lines_of_several_gpus_are_refused_or_added_if_the_user_says_so(project: Project) -> None:
     """As nvidia-smi prints them: a line for each of four GPUs, twice a second."""
-    joules, _ = metered(project, "    print('100\\n' * 4, end='', flush=True); time.sleep(0.5)")
-    assert joules is None or joules == pytest.approx(800, rel=0.3)
+    line = "    print('100\\n' * 4, end='', flush=True); time.sleep(0.5)"
+    joules, reason = metered(project, line)
+    assert joules is None
+    assert "prints several lines at a moment; if they are of N sensors, write @sum=N behind it" in reason
+    joules, _ = metered(project, line, "@sum=4")
+    assert joules == pytest.approx(800, rel=0.3)
 
 
 def test_another_holder_of_the_cpu_is_flagged(project: Project) -> None:

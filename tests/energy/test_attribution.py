@@ -302,22 +302,44 @@ def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:
     assert [flag.name for flag in window.flags] == ["attributed"]
 
 
-def test_packages_are_not_split_if_the_processes_of_the_test_are_unknown(tmp_path: Path) -> None:
+HOST, LXCFS, GVISOR = "cpu 1 2 3 4", None, "cpu 0 0 0 0"
+
+
+@pytest.mark.parametrize(
+    ("targets", "stat", "why"),
+    [
+        (Targets(), HOST, ""),
+        (Targets(unknown_processes="a container"), HOST, "a container"),
+        (Targets(), LXCFS, "proc/stat is not the host's"),
+        (Targets(), GVISOR, "proc/stat shows no CPU time, as in gVisor"),
+    ],
+)
+def test_packages_are_split_or_a_flag_says_why_not(
+    tmp_path: Path, targets: Targets, stat: str | None, why: str
+) -> None:
     machine = Machine(tmp_path, {"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
-    for targets, ratios in (
-        (Targets(), [PACKAGE_RATIO, MEMORY_RATIO]),
-        (Targets(unknown_processes="a container"), [None, None]),
-    ):
-        (meter,) = open_rapl(targets, powercap_root=tmp_path, pause=machine.pause)
-        meter.close()
-        assert [each.cpu_ratio for each in meter.domains] == ratios
+    (tmp_path / "proc").mkdir()
+    if stat is None:
+        (tmp_path / "proc" / "stat").symlink_to("/proc/stat")
+    else:
+        (tmp_path / "proc" / "stat").write_text(f"{stat}\ncpu0 0 0 0 0\n")
+    (meter,) = open_rapl(targets, powercap_root=tmp_path, proc=tmp_path / "proc", pause=machine.pause)
+    meter.close()
+    assert [each.cpu_ratio for each in meter.domains] == (
+        [None, None] if why else [PACKAGE_RATIO, MEMORY_RATIO]
+    )
+    details = [flag.detail for each in meter.domains for flag in each.flags]
+    assert len(details) == bool(why)
+    for detail in details:
+        assert detail.startswith("all energy of the processors is counted, whoever used them: ")
+        assert why in detail
 
 
 class Package(Zone):
     """A counter that is always up to date: idle power, and watts for each busy core of this host."""
 
     def __init__(self) -> None:
-        self.domain, self.limit_w = "cpu:package-0", None
+        self.domain = "cpu:package-0"
         self._begin_s, self._begin_busy_s = time.monotonic(), read_cpu_time().busy_s
 
     def energy_j(self) -> float:

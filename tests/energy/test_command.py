@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.energy.meters import command
-from pytest_llenergy.energy.meters.base import Targets, unknown_accuracy
+from pytest_llenergy.energy.meters.base import Targets, parse_stated
 from pytest_llenergy.energy.meters.command import CommandMeter, open_command
 from pytest_llenergy.errors import MeterError
 
@@ -153,12 +153,76 @@ time.sleep(60)
         assert value(opened) >= 30 * 0.5
 
 
+def lines(*printed: str, pause_s: float = 0.05) -> str:
+    """Return a program that prints each of these with a pause behind it, again and again."""
+    text = (
+        "import itertools, time\n"
+        f"for each in itertools.cycle({printed!r}): print(each, flush=True); time.sleep({pause_s})"
+    )
+    return python_command(text)
+
+
+SEVERAL = "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add them; "
+
+
+@pytest.mark.parametrize("printed", ["1\n2\n3\n4", "1\n2"])
+def test_several_lines_at_a_moment_are_refused_unless_the_user_says_that_they_are_added(printed: str) -> None:
+    with pytest.raises(MeterError, match=re.escape(SEVERAL)):
+        open_command(Targets(), lines(printed, pause_s=0.2))
+    sensors = len(printed.split())
+    start_s = time.monotonic()
+    with meter(f"{lines(printed, pause_s=0.2)}@sum={sensors}") as opened:
+        energy_j = first_joules(opened)
+    assert energy_j / sum(map(int, printed.split())) == pytest.approx(0.2, abs=time.monotonic() - start_s)
+    assert energy_j >= 0.19 * sum(map(int, printed.split()))
+
+
+def test_several_lines_one_after_the_other_are_refused() -> None:
+    """As a loop over GPUs prints them."""
+    with pytest.raises(MeterError, match=re.escape(SEVERAL)):
+        open_command(
+            Targets(),
+            python_command(
+                "import time\nwhile 1:\n"
+                " for _ in range(4): print(100, flush=True); time.sleep(0.005)\n time.sleep(0.5)"
+            ),
+        )
+
+
+def test_more_power_than_is_possible_gives_a_reason_for_that_time_alone() -> None:
+    name = Path(sys.executable).name
+    with meter(lines(*["100"] * 9, "65535")) as opened:
+        message = reason(opened)
+        assert message == (
+            f"command: {name} printed 65535 W, more than 20000 W; write @65535W behind it if that is possible"
+        )
+        before_j = value(opened)
+        time.sleep(0.3)
+        assert before_j <= value(opened) < 100
+
+
+@pytest.mark.parametrize(
+    ("watts", "stated"), [("4290000", ""), ("700", "@600W"), ("300\n400", "@sum=2@600W")]
+)
+def test_a_program_that_only_prints_impossible_power_is_refused(watts: str, stated: str) -> None:
+    with pytest.raises(MeterError, match=r"W, more than \d+ W; write @\d+W behind it if that is possible$"):
+        open_command(Targets(), lines(watts) + stated)
+
+
+def test_a_higher_power_is_accepted_if_the_user_states_it() -> None:
+    with meter(f"{lines('65535')}@70000W@2%") as opened:
+        assert first_joules(opened) > 0
+        (domain,) = opened.domains
+    assert domain.limits(100.0, 1.0) == pytest.approx((98, 102))
+    assert domain.highest_w == 70_000
+
+
 def test_the_domain_names_the_program_and_its_scope() -> None:
     line = python_command(STEADY)
     with meter(line) as opened:
         (domain,) = opened.domains
     assert domain.name == f"external:{Path(sys.executable).name}"
-    assert (domain.kind, domain.scope) == ("measured", "external: whatever the meter is plugged to")
+    assert (domain.kind, domain.scope) == ("measured", "external: whatever the meter is plugged into")
     assert domain.source == f"watts printed by: {Path(sys.executable).name}"
     assert domain.limits(5.0, 1.0) == (5.0, 5.0)
     assert [flag.name for flag in domain.flags] == ["meter"]
@@ -191,7 +255,7 @@ def test_a_program_that_fails_to_start_measuring_is_refused(text: str, end: str)
 
 def test_a_program_that_prints_nothing_is_refused() -> None:
     with pytest.raises(MeterError) as caught:
-        CommandMeter("sleep 60", unknown_accuracy("the program"), first_line_s=0.2)
+        CommandMeter(*parse_stated("sleep 60", "the program"), first_line_s=0.2)
     assert str(caught.value) == (
         "command: sleep printed no line within 0.2 s; it must flush each one (try: stdbuf -oL sleep)"
     )
@@ -236,7 +300,7 @@ def test_a_line_that_is_not_a_number_gives_a_lasting_reason() -> None:
 
 def test_a_program_that_falls_silent_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MIN_SILENCE_S", 2.0)
-    text = "import time\nfor _ in range(5): print(20, flush=True); time.sleep(.01)\ntime.sleep(60)"
+    text = "import time\nfor _ in range(20): print(20, flush=True); time.sleep(.01)\ntime.sleep(60)"
     with meter(python_command(text)) as opened:
         expected = rf"command: {re.escape(Path(sys.executable).name)} has printed nothing for ([\d.]+) s\b.*"
         match = re.fullmatch(expected, reason(opened))

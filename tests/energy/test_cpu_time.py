@@ -14,18 +14,15 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pytest_llenergy.energy import cpu_time
 from pytest_llenergy.energy.cpu_time import (
-    GROUPS,
-    LinuxProcessTable,
+    ProcessTable,
     ProcessTree,
-    PsutilProcessTable,
+    PsutilProcess,
     Usage,
     read_cpu_time,
-    read_root_cgroup_busy_s,
 )
 
 pytestmark = pytest.mark.clock
@@ -33,38 +30,7 @@ pytestmark = pytest.mark.clock
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-def host_busy_s() -> float:
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - times.iowait - times.steal - times.guest - times.guest_nice)
-
-
-def group(root: Path, name: str, *, events: bool = False) -> Path:
-    path = root / name
-    path.mkdir()
-    stat = "usage_usec 9000001\nuser_usec 1500000\nsystem_usec 250001\n"
-    (path / "cpu.stat").write_text(stat)
-    if events:
-        (path / "cgroup.events").write_text("populated 1\n")
-    return path
-
-
 class TestHost:
-    def test_the_root_cgroup_reports_busy_time_in_microseconds(self, tmp_path: Path) -> None:
-        assert read_cpu_time([group(tmp_path, "root")]).busy_s == pytest.approx(1.750001)
-
-    def test_the_cgroup_of_a_container_is_not_taken_for_the_host(self, tmp_path: Path) -> None:
-        groups = [tmp_path / "none", group(tmp_path, "container", events=True)]
-        assert read_root_cgroup_busy_s(groups) is None
-        before_s, busy_s, after_s = host_busy_s(), read_cpu_time([]).busy_s, host_busy_s()
-        assert before_s - 1 <= busy_s <= after_s + 1
-
-    def test_the_root_cgroup_counts_the_same_time_as_the_host(self) -> None:
-        before_s, busy_s, after_s = host_busy_s(), read_root_cgroup_busy_s(GROUPS), host_busy_s()
-        if busy_s is None:
-            pytest.skip("the root cgroup is not visible")
-        # Each of the five CPU states is truncated to ticks of 10 ms.
-        assert before_s - 0.05 <= busy_s <= after_s + 0.05
-
     def test_cpu_time_includes_the_work_of_this_process(self) -> None:
         before = read_cpu_time()
         spin(0.3)
@@ -94,7 +60,7 @@ class FakeProcess:
         """Nothing is open."""
 
 
-class FakeTable:
+class FakeTable(ProcessTable):
     """Processes of a simulated kernel."""
 
     def __init__(self) -> None:
@@ -396,60 +362,27 @@ class TestRealTree:
 
 
 @needs_proc
-class TestLinuxTable:
-    def test_the_first_call_returns_all_processes_and_later_ones_the_new(self) -> None:
-        table = LinuxProcessTable()
+def test_new_processes_are_found_also_where_the_latest_id_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in gVisor."""
+    (tmp_path / "loadavg").write_text("0.00 0.00 0.00 0/0 0\n")
+    for proc in (cpu_time.PROC, tmp_path):
+        monkeypatch.setattr(cpu_time, "PROC", proc)
+        table = ProcessTable()
         assert os.getpid() in table.newcomers()
         with python("input()", stdin=subprocess.PIPE) as child:
-            found = set(table.newcomers())
-            assert child.pid in found
+            deadline_s = time.monotonic() + 30
+            while child.pid not in (found := table.newcomers()):
+                assert time.monotonic() < deadline_s
             assert os.getpid() not in found
-            assert child.pid not in set(table.newcomers())
+            assert child.pid not in table.newcomers()
             child.kill()
 
-    def test_threads_are_no_newcomers(self) -> None:
-        table = LinuxProcessTable()
-        table.newcomers()
-        stop = threading.Event()
-        thread = threading.Thread(target=stop.wait)
-        thread.start()
-        assert thread.native_id not in table.newcomers()
-        assert thread.native_id not in table.newcomers()
-        stop.set()
-        thread.join()
 
-    def test_an_id_whose_process_comes_later_is_found(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = LinuxProcessTable()
-        table.newcomers()
-        with python("input()", stdin=subprocess.PIPE) as child:
-            with monkeypatch.context() as patch:
-                patch.setattr(cpu_time, "_has_clock", lambda pid: False)
-                assert child.pid not in table.newcomers()
-            assert child.pid in table.newcomers()
-            child.kill()
-
-    @pytest.mark.parametrize("latest", ["0", "4"], ids=["of-gVisor", "of-a-container-that-makes-it-up"])
-    def test_processes_are_listed_where_the_latest_id_is_wrong(self, tmp_path: Path, latest: str) -> None:
-        (tmp_path / "loadavg").write_text(f"0.00 0.00 0.00 0/0 {latest}\n")
-        (tmp_path / "77").mkdir()
-        table = LinuxProcessTable(tmp_path)
-        assert list(table.newcomers()) == [77]
-        (tmp_path / "78").mkdir()
-        deadline_s = time.monotonic() + 30
-        while 78 not in table.newcomers():
-            assert time.monotonic() < deadline_s
-
-    def test_ids_that_start_again_are_found(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        table = LinuxProcessTable()
-        latest = iter([4_000_000, 30])
-        monkeypatch.setattr(table, "_latest_id", lambda: next(latest))
-        monkeypatch.setattr(table, "_list", lambda: [20, 31, 3_999_999, 4_000_001])
-        table.newcomers()
-        assert list(table.newcomers()) == [20, 4_000_001]
-
-
-def test_other_systems_are_read_through_psutil() -> None:
-    tree = ProcessTree({os.getpid()}, PsutilProcessTable())
+def test_other_systems_are_read_through_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_time, "LinuxProcess", PsutilProcess)
+    tree = ProcessTree({os.getpid()})
     with python(SPIN.format(0.4) + THEN_WAIT, stdin=subprocess.PIPE) as child:
         await_line(child)
         # What it uses after the last reading is lost.

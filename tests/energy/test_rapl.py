@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.rapl import RaplMeter, open_rapl
 from pytest_llenergy.energy.sampler import MeterReader
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from tests.energy.unprivileged import open_directory, unprivileged
+from tests.energy.unprivileged import open_directory, privileged, unprivileged
 
 RANGE_UJ = 262_143_328_850
 JOULE = 1_000_000
@@ -164,28 +166,20 @@ def test_a_reset_from_anywhere_in_its_range_is_no_wrap(build: Build, share: floa
     assert series.ticks[-1].energy_j - series.ticks[0].energy_j == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
-    ("enabled", "limits", "highest_w"),
-    [
-        ("1", {"long_term": 205, "short_term": 246, "peak_power": 0}, 246),
-        ("1", {"long_term": 205}, 2000),
-        ("1", {"long_term": 4095, "short_term": 4095}, 2000),
-        ("0", {"long_term": 205, "short_term": 246}, 2000),
-        ("1", {}, 2000),
-    ],
-)
-def test_power_is_bounded_by_limits_that_hold_at_all_times(
-    build: Build, enabled: str, limits: dict[str, int], highest_w: float
-) -> None:
+def test_a_power_limit_is_no_physical_ceiling(build: Build) -> None:
     machine = build({"intel-rapl:0": "package-0"})
     zone = machine.root / "intel-rapl:0"
-    (zone / "enabled").write_text(f"{enabled}\n")
-    for index, (name, watts) in enumerate(limits.items()):
-        (zone / f"constraint_{index}_name").write_text(f"{name}\n")
-        (zone / f"constraint_{index}_power_limit_uw").write_text(f"{watts}000000\n")
-    meter = machine.open()
-    assert meter.domains[0].highest_w == highest_w
-    meter.close()
+    (zone / "enabled").write_text("1\n")
+    (zone / "constraint_0_name").write_text("short_term\n")
+    (zone / "constraint_0_power_limit_uw").write_text("10000000\n")
+    reader = MeterReader(machine.open())
+    (series,) = reader.series
+    for _ in range(5):
+        time.sleep(0.01)
+        machine.add("intel-rapl:0", 2)
+        reader.read()
+    reader.meter.close()
+    assert series.outages == []
 
 
 def test_a_jump_beyond_the_limit_of_a_package_gives_a_reason(build: Build) -> None:
@@ -306,9 +300,56 @@ def test_missing_permission_names_the_file_and_a_permanent_remedy() -> None:
     assert str(caught.value) == (
         f"rapl: no permission to read {counter}; "
         """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
-        """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
+        """RUN+="/bin/chmod a+r /sys%p/energy_uj /sys%p/max_energy_range_uj"' """
+        """| sudo tee /etc/udev/rules.d/70-rapl.rules """
         """&& sudo udevadm control -R && sudo udevadm trigger -c add -s powercap"""
     )
+
+
+@pytest.mark.parametrize("closed", ["energy_uj", "max_energy_range_uj"])
+def test_memory_that_cannot_be_read_is_left_out_with_a_remedy_that_works(closed: str) -> None:
+    with open_directory() as root:
+        machine = Machine(root, {"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
+        (root / "intel-rapl:0:0" / closed).chmod(0)
+        # Root may write counters that the meter may not read.
+        pause = privileged(machine.pause)
+        with unprivileged():
+            (meter,) = open_rapl(Targets(), powercap_root=root, still_s=60, pause=pause)
+            meter.close()
+        assert names(meter) == ["cpu:package-0"]
+        (flag,) = meter.domains[0].flags
+        assert flag.severity == "warning"
+        begin = f"dram:package-0 is not in the energy: no permission to read {root}/intel-rapl:0:0/{closed}; "
+        assert flag.detail.startswith(begin)
+        for zone in ("intel-rapl:0", "intel-rapl:0:0"):
+            command = flag.detail.split('RUN+="')[1].split('"')[0]
+            subprocess.run(shlex.split(command.replace("/sys%p", str(root / zone))), check=True)
+        with unprivileged():
+            (meter,) = open_rapl(Targets(), powercap_root=root, still_s=60, pause=pause)
+            meter.close()
+        assert names(meter) == ["cpu:package-0", "dram:package-0"]
+
+
+def test_memory_with_an_invalid_value_is_left_out(build: Build) -> None:
+    machine = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"})
+    machine.moving = ["intel-rapl:0"]
+    machine.counter("intel-rapl:0:0").write_text("many\n")
+    meter = machine.open()
+    meter.close()
+    assert names(meter) == ["cpu:package-0"]
+    assert "dram:package-0 is not in the energy: invalid literal" in meter.domains[0].flags[0].detail
+
+
+def test_memory_is_known_within_a_factor(build: Build) -> None:
+    """0.94 to 1.65 times what an external meter showed, on a Broadwell server."""
+    meter = build({"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram"}).open()
+    meter.close()
+    package, memory = meter.domains
+    assert package.limits(100.0, 1.0) == pytest.approx((95, 105))
+    low_j, high_j = memory.limits(100.0, 1.0)
+    for ratio in (0.94, 1.65):
+        assert low_j <= 100 / ratio <= high_j
+    assert memory.accuracy == "assumed within a factor of 1.65"
 
 
 def test_zones_hidden_by_a_container_engine_are_reported_as_hidden(tmp_path: Path) -> None:
@@ -343,7 +384,7 @@ def test_no_file_descriptor_is_left_open(build: Build) -> None:
     machine.moving = []
     with pytest.raises(MeterError, match="no package counter moves"):
         machine.open()
-    machine.counter("intel-rapl:1:0").write_text("many\n")
+    machine.counter("intel-rapl:1").write_text("many\n")
     with pytest.raises(MeterError, match="invalid literal"):
         machine.open()
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208

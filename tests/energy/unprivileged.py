@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,20 @@ def unprivileged() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+def privileged(work: Callable[[float], None]) -> Callable[[float], None]:
+    """Return a function that works with root's privileges again, if this process has them."""
+    as_root = os.geteuid() == 0
+
+    def run(argument: float) -> None:
+        if as_root:
+            os.seteuid(0)
+        work(argument)
+        if as_root:
+            os.seteuid(NOBODY)
+
+    return run
 
 
 @contextmanager

@@ -22,6 +22,9 @@ from pytest_llenergy.record.record import Flag
 
 MICRO = 1e-6
 
+#: Highest power of a board (W): the largest are specified for 1,400 W.
+HIGHEST_W = 3000.0
+
 
 class Library:
     """The AMD SMI library, which stays open while one of its boards is open."""
@@ -109,6 +112,7 @@ class AmdMeter:
                 resolution_j=library.count(handle)[1],
                 accuracy=accuracy.words,
                 limits=accuracy.limits,
+                highest_w=HIGHEST_W,
                 flags=(*accuracy.flags, *flags),
             ),
         )

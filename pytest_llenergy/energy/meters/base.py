@@ -22,7 +22,14 @@ Limits = Callable[[float, float], tuple[float, float]]
 #: Name of the thread that reads the meters.
 READER_THREAD = "llenergy-sampler"
 
-STATED = re.compile(r"^(?P<rest>.*)@(?P<percent>\d+(\.\d+)?)%$", re.DOTALL)
+#: What a user may state at the end of a meter's argument.
+STATED = re.compile(
+    r"^(?P<rest>.*)@((?P<percent>\d+(\.\d+)?)%|(?P<watts>\d+(\.\d+)?)W|sum=(?P<sensors>[1-9]\d*))$", re.DOTALL
+)
+
+#: Highest power (W) of what one sensor is wired to, unless the user states another: a large server draws
+#: 15 kW. More is an error of the sensor, such as 65,535 W, and would outweigh hours of valid readings.
+HIGHEST_W = 20_000.0
 
 
 def within(fraction: float, watts: float = 0.0) -> Limits:
@@ -192,11 +199,25 @@ def unknown_accuracy(source: str) -> Accuracy:
     return Accuracy("not known", within(0.0), (Flag(name="meter", severity="note", detail=detail),))
 
 
-def parse_accuracy(argument: str, source: str) -> tuple[str, Accuracy]:
-    """Split ``NAME@2%`` into ``NAME`` and an accuracy of 2 % of the reading, unknown if it is missing."""
-    match = STATED.match(argument)
-    if match is None:
-        return argument, unknown_accuracy(source)
-    percent = float(match["percent"])
-    words = f"within {percent:g}% of the reading, as stated by the user"
-    return match["rest"], Accuracy(words, within(percent / 100))
+class Stated(NamedTuple):
+    """What the user states about a meter: accuracy, highest power (W), sensors to be added."""
+
+    accuracy: Accuracy
+    highest_w: float = HIGHEST_W
+    sensors: int = 1
+
+
+def parse_stated(argument: str, source: str) -> tuple[str, Stated]:
+    """Split ``NAME@2%@3000W@sum=4`` into ``NAME`` and what is stated, each part of which may be missing."""
+    stated = Stated(unknown_accuracy(source))
+    while match := STATED.match(argument):
+        argument = match["rest"]
+        if match["percent"]:
+            percent = float(match["percent"])
+            words = f"within {percent:g}% of the reading, as stated by the user"
+            stated = stated._replace(accuracy=Accuracy(words, within(percent / 100)))
+        elif match["watts"]:
+            stated = stated._replace(highest_w=float(match["watts"]))
+        else:
+            stated = stated._replace(sensors=int(match["sensors"]))
+    return argument, stated

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An external power meter: a program that prints watts, one number a line.
 
-``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end if its accuracy is known. Each number is
-the mean power from the previous line to the moment at which it arrives.
+``--energy-meter='command:PROGRAM ARGS'``, with ``@2%`` at the end if its accuracy is known, ``@3000W`` for
+its highest power and ``@sum=4`` if it prints a line for each of four sensors. Each number is the mean power
+from the previous one to the moment at which it arrives.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import threading
 import weakref
 from collections import deque
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 
 from pytest_llenergy import real_time
-from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Stated, Targets, parse_stated
 from pytest_llenergy.energy.timeouts import FIRST_LINE_TIMEOUT_S, MIN_SILENCE_S, PROGRAM_END_TIMEOUT_S
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.lifetime import die_with_parent
@@ -38,6 +40,11 @@ REMEMBERED_INTERVALS = 50
 #: Lines that follow one another within this share of the usual interval are a burst.
 BURST_SHARE = 0.2
 
+#: A program that prints a single line within the first of these times (seconds) prints them one by one.
+#: Otherwise so many groups of lines show it, and bursts only after the second of these times. Bursts that
+#: come fast must have equal numbers of lines, in this share of them.
+ALONE_S, BURSTS_S, GROUPS, EQUAL = 0.1, 0.5, 3, 0.8
+
 #: Largest part of the output to read at once.
 CHUNK_BYTES = 1 << 16
 
@@ -48,20 +55,27 @@ class CommandMeter:
     name = "command"
     poll_period_s: float = 0.01
 
-    def __init__(self, command: str, accuracy: Accuracy, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
-        """Start the program and wait for its first line.
+    def __init__(self, command: str, stated: Stated, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
+        """Start the program and wait for its first line, and for more if several arrive together.
 
         Raises:
-            MeterError: If it cannot be started, ends, or prints no number in time.
+            MeterError: If it cannot be started, ends, prints no number in time, or several at a moment.
         """
         arguments = _split(command)
         self._program = Path(arguments[0]).name
+        self._stated = stated
+        #: Lines of a moment that has more sensors, and when the first moments came.
+        self._moment: list[float] = []
+        self._arrivals: list[float] = []
+        self._one_by_one = False
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
         self._burst: list[float] = []
         self._burst_start = (0.0, 0.0)
         self._reason: str | None = None
+        #: Why a value was left out since the last reading.
+        self._too_high: str | None = None
         self._closing = False
         self._changed = threading.Condition()
         # A file instead of a pipe, so that a program with much error output does not block.
@@ -82,32 +96,37 @@ class CommandMeter:
         self._abandon = weakref.finalize(self, _kill, self._process.pid)
         self._thread = threading.Thread(target=self._read_lines, name="llenergy-command", daemon=True)
         self._thread.start()
-        self._wait_for_first_line(first_line_s)
+        self._wait_for_lines(first_line_s)
         self.domains: tuple[Domain] = (
             Domain(
                 name=f"external:{self._program}",
                 kind="measured",
                 source=f"watts printed by: {self._program}",
-                scope="external: whatever the meter is plugged to",
+                scope="external: whatever the meter is plugged into",
                 # Integrated joules have no step; the resolution of the watts is unknown.
                 resolution_j=0.0,
-                accuracy=accuracy.words,
-                limits=accuracy.limits,
+                accuracy=stated.accuracy.words,
+                limits=stated.accuracy.limits,
                 covers_others=True,
                 integrated=True,
-                flags=accuracy.flags,
+                highest_w=stated.highest_w,
+                flags=stated.accuracy.flags,
             ),
         )
 
-    def _wait_for_first_line(self, first_line_s: float) -> None:
+    def _wait_for_lines(self, first_line_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._reason or self._last_s is not None, first_line_s)
-            reason, last_s = self._reason, self._last_s
-        if reason is None and last_s is None:
-            reason = (
-                f"command: {self._program} printed no line within {first_line_s:g} s; "
-                f"it must flush each one (try: stdbuf -oL {self._program})"
-            )
+            self._changed.wait_for(lambda: self._reason or self._arrivals, first_line_s)
+            if not self._arrivals:
+                self._fail(
+                    f"printed no line within {first_line_s:g} s; "
+                    f"it must flush each one (try: stdbuf -oL {self._program})"
+                )
+            if not self._changed.wait_for(lambda: self._reason or len(self._arrivals) > 1, ALONE_S):
+                self._one_by_one = True
+            if not self._changed.wait_for(lambda: self._reason or self._one_by_one, first_line_s):
+                self._fail_as_several()
+            reason = self._reason or self._too_high
         if reason:
             self.close()
             raise MeterError(reason)
@@ -127,9 +146,54 @@ class CommandMeter:
                         shown = line.decode(errors="replace").rstrip()
                         self._fail(f"printed {shown!r}, which is not a number of watts")
                         return
-                    self._add(now_s, watts)
+                    self._take(now_s, watts)
                     self._changed.notify()
         self._note_end()
+
+    def _take(self, now_s: float, watts: float) -> None:
+        """Take a line. Those of several sensors, if the user has stated so, are added to one value."""
+        self._moment.append(watts)
+        if len(self._moment) < self._stated.sensors:
+            return
+        watts = sum(self._moment)
+        self._moment.clear()
+        if watts > self._stated.highest_w:
+            self._too_high = (
+                f"command: {self._program} printed {watts:.0f} W, more than {self._stated.highest_w:g} W; "
+                f"write @{math.ceil(watts)}W behind it if that is possible"
+            )
+            watts = 0.0
+        if not self._one_by_one:
+            self._arrivals.append(now_s)
+            self._judge_bursts()
+        self._add(now_s, watts)
+
+    def _judge_bursts(self) -> None:
+        """Decide whether values arrive one by one. A busy machine delays some, but not most of the first."""
+        watched_s = self._arrivals[-1] - self._arrivals[0]
+        apart_s = BURST_SHARE * watched_s / len(self._arrivals)
+        sizes = [1]
+        for before_s, after_s in pairwise(self._arrivals):
+            if after_s - before_s > apart_s:
+                sizes.append(1)
+            else:
+                sizes[-1] += 1
+        complete = sizes[:-1]
+        if watched_s < ALONE_S or len(complete) < GROUPS:
+            return
+        usual = statistics.median_low(complete)
+        # A busy machine delays lines that come fast so that most are in bursts, but in unequal ones.
+        fast = watched_s / len(complete) < ALONE_S
+        if usual < 2 or (watched_s >= BURSTS_S and fast and complete.count(usual) < EQUAL * len(complete)):
+            self._one_by_one = True
+        elif watched_s >= BURSTS_S:
+            self._fail_as_several()
+
+    def _fail_as_several(self) -> None:
+        self._fail(
+            "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add them; "
+            "if they are of one, it must flush each line"
+        )
 
     def _add(self, now_s: float, watts: float) -> None:
         """Add a line: the mean power since the previous line. Lines in a burst share their time evenly.
@@ -178,7 +242,8 @@ class CommandMeter:
             silent_s = real_time.monotonic() - self._last_s
             if self._reason is None and silent_s > self._longest_silence_s():
                 return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
-            return [self._reason or self._energy_j]
+            too_high, self._too_high = self._too_high, None
+            return [self._reason or too_high or self._energy_j]
 
     def _longest_silence_s(self) -> float:
         if not self._intervals:
@@ -237,13 +302,12 @@ def open_command(_targets: Targets, argument: str) -> list[CommandMeter]:
         MeterError: If the program cannot be started, ends, prints anything but numbers, or prints nothing for
             five seconds.
     """
-    command, accuracy = parse_accuracy(argument, "the program")
-    return [CommandMeter(command, accuracy)]
+    return [CommandMeter(*parse_stated(argument, "the program"))]
 
 
 def check_argument(argument: str) -> None:
     """Check that the program exists, without starting it. Raises ``MeterError``."""
-    program, *_ = _split(parse_accuracy(argument, "the program")[0])
+    program, *_ = _split(parse_stated(argument, "the program")[0])
     if shutil.which(program) is None:
         problem = "is not an executable file" if os.sep in program else "is not a program on PATH"
         raise MeterError(f"command: {program!r} {problem}; install it, or write its whole path")

@@ -27,7 +27,7 @@ import time
 from collections.abc import Sequence
 
 from pytest_llenergy import real_time
-from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, read_cpu_time
+from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, explain_hidden_host, read_cpu_time
 from pytest_llenergy.energy.meters.base import READER_THREAD, Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 
@@ -147,11 +147,13 @@ def open_estimate(targets: Targets) -> Sequence[Meter]:
 
     Raises:
         MeterDoesNotApply: If the test uses GPUs, which the model does not cover.
-        MeterError: If processes that work for the test are unknown.
+        MeterError: If processes that work for the test, or the CPU time of the host, are unknown.
     """
     if not targets.cpu:
         raise MeterDoesNotApply("estimate: models the CPU only, and the test uses GPUs")
     if targets.whole_host:
+        if reason := explain_hidden_host():
+            raise MeterError(f"estimate: {reason}")
         return [HostEstimateMeter()]
     if targets.unknown_processes is not None:
         raise MeterError(f"estimate: it needs the processes of the test: {targets.unknown_processes}")

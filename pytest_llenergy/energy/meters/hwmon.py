@@ -3,8 +3,8 @@
 
 ``--energy-meter=hwmon:CHIP[/LABEL]`` names a chip by the content of its ``name`` file, or by its directory if
 several chips share a name, and a sensor by its label, or as ``power1`` or ``energy1``. ``@2%`` at the end
-states its accuracy. The kernel does not report what a sensor covers, so sensors are never selected
-automatically.
+states its accuracy, ``@40000W`` its highest power. The kernel does not report what a sensor covers, so
+sensors are never selected automatically.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pytest_llenergy import real_time
-from pytest_llenergy.energy.meters.base import Accuracy, Domain, MeterSpec, Targets, parse_accuracy
+from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Stated, Targets, parse_stated
 from pytest_llenergy.energy.power_readings import Refresh, refresh_from_check, refresh_with_period
 from pytest_llenergy.errors import MeterError
 from pytest_llenergy.record.record import Flag
@@ -24,8 +24,6 @@ ROOT = Path("/sys/class/hwmon")
 INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
 MICRO = 1e-6
 
-#: Higher readings are invalid (W). Integrated, one of them would outweigh hours of valid ones.
-MAX_W = 100_000
 #: The kernel counts in 64 bits.
 MAX_MICROJOULES = 2**64 - 1
 #: Longest plausible time for refreshing or averaging (milliseconds).
@@ -53,13 +51,14 @@ class HwmonMeter:
     name = "hwmon"
     poll_period_s: float = 0.01
 
-    def __init__(self, sensor: Sensor, accuracy: Accuracy) -> None:
+    def __init__(self, sensor: Sensor, stated: Stated) -> None:
         """Open the sensor.
 
         Raises:
             MeterError: If it cannot be read.
         """
         self._sensor = sensor
+        self._highest_w = stated.highest_w
         try:
             self._descriptor = os.open(sensor.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -78,15 +77,16 @@ class HwmonMeter:
                 source=f"hwmon {sensor.file.name}" + (" integrated" if sensor.is_power else ""),
                 scope=f"what the sensor {sensor.label} of {sensor.chip} is wired to",
                 resolution_j=0.0 if sensor.is_power else MICRO,
-                accuracy=accuracy.words,
-                limits=accuracy.limits,
+                accuracy=stated.accuracy.words,
+                limits=stated.accuracy.limits,
                 covers_others=True,
                 update_period_s=refresh.period_s or None,
                 max_age_s=refresh.max_age_s,
                 smear_s=sensor.smear_s,
                 late_s=refresh.late_s,
                 integrated=sensor.is_power,
-                flags=(*accuracy.flags, *_flags(sensor, refresh)),
+                highest_w=stated.highest_w,
+                flags=(*stated.accuracy.flags, *_flags(sensor, refresh)),
             ),
         )
 
@@ -118,7 +118,7 @@ class HwmonMeter:
         except OSError as error:
             return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
         number = _parse_int(text.decode(errors="replace"))
-        most = round(MAX_W / MICRO) if self._sensor.is_power else MAX_MICROJOULES
+        most = round(self._highest_w / MICRO) if self._sensor.is_power else MAX_MICROJOULES
         if number is None or not 0 <= number <= most:
             what = f"a power in µW from 0 to {most}" if self._sensor.is_power else "an energy in µJ from 0 up"
             content = text.decode(errors="replace").strip()
@@ -154,8 +154,7 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
     """Find the sensor called ``CHIP[/LABEL]``.
 
     Raises:
-        MeterError: If there is no such sensor, with a list of those on the host, or if an interval of the
-            chip is invalid.
+        MeterError: If there is no such sensor, with a list of those on the host.
     """
     name, _, label = argument.partition("/")
     chip = _find_chip(name, root)
@@ -204,31 +203,23 @@ def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
 
 
 def _with_times(sensor: Sensor) -> Sensor:
-    """Add the times that the chip reports. Raises ``MeterError`` if one is invalid."""
+    """Add the times that the chip reports."""
     channel, what = sensor.file.name.split("_")
-    averaged = what == "average"
-    average_ms = _interval_ms(sensor.file.with_name(f"{channel}_average_interval")) if averaged else 0
-    # 0 means that the chip does not report it.
-    update_ms = _interval_ms(sensor.file.with_name("update_interval")) or None
+    average_s = (
+        _interval_s(sensor.file.with_name(f"{channel}_average_interval")) if what == "average" else 0.0
+    )
     return replace(
         sensor,
-        smear_s=(average_ms or 0) / 1000,
-        smear_known=average_ms is not None,
-        update_period_s=None if update_ms is None else update_ms / 1000,
+        smear_s=average_s or 0.0,
+        smear_known=average_s is not None,
+        update_period_s=_interval_s(sensor.file.with_name("update_interval")),
     )
 
 
-def _interval_ms(file: Path) -> int | None:
-    """Return an interval in ms, or ``None`` without the file. Raises ``MeterError`` if it is invalid."""
-    text = _read_text(file)
-    if text is None:
-        return None
-    interval_ms = _parse_int(text)
-    if interval_ms is None or not 0 <= interval_ms <= LONGEST_INTERVAL_MS:
-        raise MeterError(
-            f"hwmon: {file} reads {text!r}, which is not an interval in ms from 0 to {LONGEST_INTERVAL_MS}"
-        )
-    return interval_ms
+def _interval_s(file: Path) -> float | None:
+    """Return an interval in seconds, ``None`` if the chip reports none that is possible."""
+    interval_ms = _parse_int(_read_text(file) or "")
+    return interval_ms / 1000 if interval_ms and 0 < interval_ms <= LONGEST_INTERVAL_MS else None
 
 
 def _parse_int(text: str) -> int | None:
@@ -249,13 +240,13 @@ def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[Hwmo
     Raises:
         MeterError: If it is unknown, ambiguous or unreadable.
     """
-    chosen, accuracy = parse_accuracy(argument, "hwmon")
-    return [HwmonMeter(find_sensor(chosen, root), accuracy)]
+    chosen, stated = parse_stated(argument, "hwmon")
+    return [HwmonMeter(find_sensor(chosen, root), stated)]
 
 
 def check_argument(argument: str) -> None:
     """Check that the sensor exists. Raises ``MeterError``."""
-    find_sensor(parse_accuracy(argument, "hwmon")[0])
+    find_sensor(parse_stated(argument, "hwmon")[0])
 
 
 SPEC = MeterSpec(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pytest_llenergy import real_time
 from pytest_llenergy.energy.attribution import MEMORY_RATIO, PACKAGE_RATIO
+from pytest_llenergy.energy.cpu_time import PROC, explain_hidden_host
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
 from pytest_llenergy.energy.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
@@ -26,22 +27,21 @@ ROOT = Path("/sys/class/powercap")
 #: that were equal by chance part sooner or later, so they are compared this many times.
 MIRROR_SHARE, MIRROR_COMPARISONS = 0.25, 10
 
-#: Highest power of a package or its memory without limits in powercap (W). Processors are specified
-#: for 500 W at most (Intel Xeon 6900, AMD EPYC 9005); this leaves room for later ones.
+#: Highest power of a package or its memory (W). Processors are specified for 500 W at most (Intel Xeon 6900,
+#: AMD EPYC 9005); this leaves room for later ones. The limits in powercap are settings, which may be lower.
 HIGHEST_W = 2000.0
-
-#: The limits that hold within milliseconds. Power may exceed the ``long_term`` limit for many seconds.
-SHORT_LIMITS = ("short_term", "peak_power")
 
 #: A udev rule, since permissions of files in /sys are lost at reboot.
 REMEDY = (
     """echo 'ACTION=="add", SUBSYSTEM=="powercap", KERNEL=="intel-rapl:*", """
-    """RUN+="/bin/chmod a+r /sys%p/energy_uj"' | sudo tee /etc/udev/rules.d/70-rapl.rules """
+    """RUN+="/bin/chmod a+r /sys%p/energy_uj /sys%p/max_energy_range_uj"' """
+    """| sudo tee /etc/udev/rules.d/70-rapl.rules """
     """&& sudo udevadm control -R && sudo udevadm trigger -c add -s powercap"""
 )
 
-#: Intel publishes no accuracy. ±5 % is assumed for the package and memory counters of servers.
-GAIN_LIMIT = 0.05
+#: Vendors publish no accuracy. ±5 % is assumed for packages. The memory of a Broadwell server differed from
+#: an external meter by up to this factor.
+GAIN_LIMIT, MEMORY_FACTOR = 0.05, 1.65
 
 #: The counters are updated about every millisecond (kernel: Documentation/hwmon/amd_energy; Intel SDM vol.
 #: 3B, 15.10.1), but not exactly, so a reading may be somewhat older.
@@ -58,15 +58,11 @@ class Zone:
     The registers have 32 bits and wrap after 65 to 262 kJ (units of 15 or 61 µJ), a minute or more at a
     kilowatt. A counter that went back has wrapped only if it can have counted the rest of its range since the
     previous reading. Otherwise its joules go back too, as after a reset.
-
-    Attributes:
-        limit_w: Power limit, if powercap shows one that holds at all times.
     """
 
     def __init__(self, directory: Path, domain: str) -> None:
         self.domain = domain
         self._range_uj = int((directory / "max_energy_range_uj").read_text())
-        self.limit_w = _limit_w(directory)
         self._descriptor = os.open(directory / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
         try:
             self._last_uj, self._read_s = self.raw_uj(), real_time.monotonic()
@@ -105,22 +101,6 @@ class Zone:
         os.close(self._descriptor)
 
 
-def _limit_w(zone: Path) -> float | None:
-    """Return the highest limit on short-term power (W) that a zone enforces, ``None`` without one."""
-    try:
-        if (zone / "enabled").read_text().strip() != "1":
-            return None
-        limits_w = [
-            int(path.with_name(path.name.replace("_name", "_power_limit_uw")).read_text()) / 1e6
-            for path in zone.glob("constraint_*_name")
-            if path.read_text().strip() in SHORT_LIMITS
-        ]
-    except (OSError, ValueError):
-        return None
-    # Firmware without limits shows 0, or kilowatts.
-    return max((limit_w for limit_w in limits_w if 0 < limit_w < HIGHEST_W), default=None)
-
-
 def open_zones(
     root: Path = ROOT, pause: Callable[[float], None] = real_time.sleep
 ) -> tuple[list[Zone], list[Flag]]:
@@ -142,19 +122,35 @@ def open_zones(
             _add(zones, flags, Zone(package, f"cpu:{name}"), pause)
             for part in sorted(root.glob(f"{package.name}:[0-9]*")):
                 if (part / "name").read_text().strip() == "dram":
-                    _add(zones, flags, Zone(part, f"dram:{name}"), pause)
-    except PermissionError as error:
-        _close(zones)
-        raise MeterError(f"rapl: no permission to read {error.filename}; {REMEDY}") from None
-    except FileNotFoundError as error:
-        _close(zones)
-        raise MeterError(f"rapl: {error.filename} does not exist; container runtimes hide it") from None
+                    _add_memory(zones, flags, part, f"dram:{name}", pause)
     except (OSError, ValueError) as error:
         _close(zones)
-        raise MeterError(f"rapl: {error}") from None
+        raise MeterError(f"rapl: {_explain(error)}") from None
     if not zones:
         raise MeterError(f"rapl: no package counter under {root}")
     return zones, flags
+
+
+def _explain(error: OSError | ValueError) -> str:
+    """Return why a zone cannot be opened, and what to do."""
+    if isinstance(error, PermissionError):
+        return f"no permission to read {error.filename}; {REMEDY}"
+    if isinstance(error, FileNotFoundError):
+        return f"{error.filename} does not exist; container runtimes hide it"
+    return str(error)
+
+
+def _add_memory(
+    zones: list[Zone], flags: list[Flag], directory: Path, domain: str, pause: Callable[[float], None]
+) -> None:
+    """Add the memory of a package, which is measured without it if it cannot be read."""
+    try:
+        zone = Zone(directory, domain)
+    except (OSError, ValueError) as error:
+        detail = f"{domain} is not in the energy: {_explain(error)}"
+        flags.append(Flag(name="meter", severity="warning", detail=detail))
+    else:
+        _add(zones, flags, zone, pause)
 
 
 def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[float], None]) -> None:
@@ -220,9 +216,9 @@ class RaplMeter:
         *,
         still_s: float = RAPL_STILL_S,
         pause: Callable[[float], None] = real_time.sleep,
-        splits: bool = True,
+        unsplit: str | None = None,
     ) -> None:
-        """Take ownership of open zones. ``splits`` is whether the processes of the test are known.
+        """Take ownership of open zones. ``unsplit`` is why the energy of others cannot be told, if it cannot.
 
         Raises:
             MeterError: If no counter of a package moves.
@@ -241,8 +237,11 @@ class RaplMeter:
             _close(zones)
             raise
         notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
+        if unsplit:
+            detail = f"all energy of the processors is counted, whoever used them: {unsplit}"
+            notes.append(Flag(name="meter", severity="warning", detail=detail))
         self.domains: tuple[Domain, ...] = tuple(
-            _domain(each.zone, tuple(notes) if index == 0 else (), splits=splits)
+            _domain(each.zone, tuple(notes) if index == 0 else (), splits=not unsplit)
             for index, each in enumerate(self._watched)
         )
 
@@ -289,20 +288,25 @@ def _select_unmoving(
 def _domain(zone: Zone, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
     memory = zone.domain.startswith("dram:")
     ratio = MEMORY_RATIO if memory else PACKAGE_RATIO
+    accuracy = f"a factor of {MEMORY_FACTOR}" if memory else f"{GAIN_LIMIT:.0%} of the reading"
     return Domain(
         name=zone.domain,
         kind="measured",
         source="powercap intel-rapl energy_uj",
         scope="memory" if memory else "package",
         resolution_j=RESOLUTION_J,
-        accuracy=f"assumed within {GAIN_LIMIT:.0%} of the reading",
-        limits=within(GAIN_LIMIT),
+        accuracy=f"assumed within {accuracy}",
+        limits=_memory_limits if memory else within(GAIN_LIMIT),
         update_period_s=UPDATE_PERIOD_S,
         max_age_s=MAX_AGE_S,
-        highest_w=zone.limit_w or HIGHEST_W,
+        highest_w=HIGHEST_W,
         cpu_ratio=ratio if splits else None,
         flags=flags,
     )
+
+
+def _memory_limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
+    return energy_j / MEMORY_FACTOR, energy_j * MEMORY_FACTOR
 
 
 def _close(zones: Sequence[Zone]) -> None:
@@ -314,6 +318,7 @@ def open_rapl(
     targets: Targets,
     *,
     powercap_root: Path = ROOT,
+    proc: Path = PROC,
     still_s: float = RAPL_STILL_S,
     pause: Callable[[float], None] = real_time.sleep,
 ) -> list[RaplMeter]:
@@ -326,8 +331,8 @@ def open_rapl(
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")
     zones, flags = open_zones(powercap_root, pause)
-    splits = targets.unknown_processes is None
-    return [RaplMeter(zones, flags, still_s=still_s, pause=pause, splits=splits)]
+    unsplit = targets.unknown_processes or explain_hidden_host(proc)
+    return [RaplMeter(zones, flags, still_s=still_s, pause=pause, unsplit=unsplit)]
 
 
 SPEC = MeterSpec(name="rapl", kind="measured", open=open_rapl)
