@@ -27,6 +27,7 @@ from itertools import islice
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import (
     FILE_PREFIX,
@@ -300,7 +301,7 @@ class _Wait:
     request: LockRequest
     wait_s: float
     on_wait: Callable[[str], None]
-    start_s: float = field(default_factory=time.monotonic)
+    start_s: float = field(default_factory=real_time.monotonic)
     pause_s: float = POLL_FIRST_S
     message_s: float = field(default_factory=lambda: WAIT_MESSAGE_FIRST_S)
 
@@ -310,16 +311,16 @@ class _Wait:
         Raises:
             LeaseTimeoutError: The time is over.
         """
-        waited_s = time.monotonic() - self.start_s
+        waited_s = real_time.monotonic() - self.start_s
         if waited_s >= self.wait_s:
             found = self.held.describe_others(self.request)
             raise LeaseTimeoutError(f"gpus: waited {self.wait_s:g} s for {found}; {ADVICE}")
         if waited_s > self.message_s:
             self.on_wait(f"waiting for {self.held.describe_others(self.request)}")
             self.message_s = waited_s + WAIT_MESSAGE_EVERY_S
-        time.sleep(min(self.pause_s, self.wait_s - waited_s))
+        real_time.sleep(min(self.pause_s, self.wait_s - waited_s))
         self.pause_s = min(self.pause_s * POLL_GROWTH, POLL_LONGEST_S)
-        return time.monotonic() - self.start_s > QUEUE_AFTER_S
+        return real_time.monotonic() - self.start_s > QUEUE_AFTER_S
 
 
 def _take(held: Held, request: LockRequest, wait: _Wait) -> tuple[int, ...]:

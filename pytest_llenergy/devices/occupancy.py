@@ -8,13 +8,13 @@ or, where these are not visible (in a container), by the memory in use.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import (
     BoardProcess,
     Condition,
@@ -122,8 +122,8 @@ def wait_until_free(
     own_pids: Collection[int] = (),
     *,
     on_wait: Callable[[str], None] = lambda _: None,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = real_time.sleep,
+    clock: Callable[[], float] = real_time.monotonic,
 ) -> Occupancy:
     """Inspect the boards of a lease until no other process uses them.
 

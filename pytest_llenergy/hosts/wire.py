@@ -15,7 +15,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -111,18 +110,6 @@ class Beat(msgspec.Struct, tag="beat"):
 ENCODER = msgspec.msgpack.Encoder()
 DECODER = msgspec.msgpack.Decoder(WireCall | WireReply | Beat)
 
-#: Sockets that a fork of this process must not keep open: the other side would miss the end of this process.
-_closed_in_forks: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _close_in_fork() -> None:
-    for each in list(_closed_in_forks):
-        with suppress(OSError):
-            each.close()
-
-
-os.register_at_fork(after_in_child=_close_in_fork)
-
 
 @contextmanager
 def as_socket(connection: Connection) -> Iterator[socket.socket]:
@@ -165,7 +152,6 @@ class Listener:
         except OSError as error:
             raise WorkerError(f"no port for the agents of other hosts: {error.strerror or error}") from error
         self._server.setblocking(False)
-        _closed_in_forks.add(self._server)
         self._changed = threading.Condition()
         self._closed = False
         #: When each connection that is not authenticated yet was opened.
@@ -336,9 +322,7 @@ def _try_address(
 def _make_connection(opened: socket.socket) -> Connection:
     opened.setblocking(True)
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection = Connection(opened.detach())
-    _closed_in_forks.add(connection)
-    return connection
+    return Connection(opened.detach())
 
 
 class Control:

@@ -7,12 +7,9 @@ What runs in that process is in ``isolated_child``.
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import sys
-import time
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +18,7 @@ from typing import IO, Any
 import pytest
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
 
+from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
@@ -35,7 +33,6 @@ from pytest_llenergy.plugin.stash import (
     ISOLATED,
     NO_TERMINAL,
     is_worker,
-    start_new_thread,
     uses_energy,
     uses_fixture,
 )
@@ -43,7 +40,6 @@ from pytest_llenergy.plugin.xdist import KEY
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.workload import call_workload
-from pytest_llenergy.scratch import ScratchDirectory
 
 #: One process that gets all devices of the test, without a framework of ours.
 ONE_PROCESS = Capabilities(opaque=True)
@@ -110,7 +106,7 @@ class _TestProcess:
         self._teardown: pytest.TestReport | None = None
         self._captured: list[tuple[str, IO[bytes]]] = []
         #: When this began; how long lease and start took, which the set-up's duration includes (seconds).
-        self._begin_s, self._start_s = time.monotonic(), 0.0
+        self._begin_s, self._start_s = real_time.monotonic(), 0.0
 
     def run(self, stack: ExitStack) -> None:
         """Lease, start the process, and log its reports as they come.
@@ -125,44 +121,13 @@ class _TestProcess:
         lease = stack.enter_context(lease_devices(self._item, plan_of(self._item).gpus))
         # Ranks that wait for the next test hold memory there.
         state.pool.close_on(lease.uuids)
-        scratch = stack.enter_context(ScratchDirectory()).path
-        messages, bell = scratch / "messages", scratch / "bell"
-        messages.touch()
-        os.mkfifo(bell)
-        descriptor = os.open(bell, os.O_RDWR)
-        stack.callback(os.close, descriptor)
         group = state.pool.start_alone(plan_processes(ONE_PROCESS, None, lease, usable_cpus()))
         stack.callback(group.kill)
-        order = _make_order(self._item, lease, messages, bell)
-        failures: list[BaseException | None] = []
-
-        def work() -> None:
-            failure = None
-            try:
-                call_workload(group, CHILD, (order,), {}, state.settings.timeout).work()
-            except BaseException as error:
-                failure = error
-            failures.append(failure)
-            os.write(descriptor, b".")
-
-        def await_thread() -> None:
-            while not failures:
-                os.read(descriptor, 1)
-
-        stack.callback(await_thread)
-        stack.callback(group.kill)
-        start_new_thread(work, ())
-        with messages.open("rb") as file:
-            is_over = False
-            while not is_over:
-                os.read(descriptor, 1)
-                is_over = bool(failures)
-                for message in _read_messages(file):
-                    if self._take(group, *message):
-                        return
+        group.on_message = lambda message: self._take(group, *message)
+        order = _make_order(self._item, lease)
         try:
             with raise_rank_outcomes():
-                raise failures[0] or WorkerError("ended without a result")
+                call_workload(group, CHILD, (order,), {}, state.settings.timeout).work()
         except WorkerError as error:
             how = re.sub(r"^rank 0 of 1 \([^)]*\):? ", "", error.args[0])
             error.args = (f"the process of the test, during {self._phase}: {how}",)
@@ -171,13 +136,13 @@ class _TestProcess:
             error.sections = tuple((title, text) for title, text in sections if text)
             raise
 
-    def _take(self, group: RankGroup, kind: str, content: Any) -> bool:
-        """Handle a message of the process. Return whether it was the last."""
+    def _take(self, group: RankGroup, kind: str, content: Any) -> None:
+        """Handle a message of the process."""
         config, hook = self._item.config, self._item.ihook
         if kind == "phase":
             self._phase, descriptors = content
             if self._phase == "setup":
-                self._start_s, self._begin_s = time.monotonic() - self._begin_s, time.monotonic()
+                self._start_s, self._begin_s = real_time.monotonic() - self._begin_s, real_time.monotonic()
             for name, number in () if self._captured else descriptors:
                 file = Path(f"/proc/{group.ranks[0].pid}/fd/{number}")
                 with suppress(OSError):
@@ -202,7 +167,6 @@ class _TestProcess:
             session = self._item.session
             session.shouldfail = session.shouldfail or content["shouldfail"]
             session.shouldstop = session.shouldstop or content["shouldstop"]
-        return kind == "end"
 
     def _log(self, report: pytest.TestReport) -> None:
         option = self._item.config.getoption
@@ -243,7 +207,7 @@ class _TestProcess:
         return report
 
 
-def _make_order(item: pytest.Item, lease: Lease, messages: Path, bell: Path) -> TestOrder:
+def _make_order(item: pytest.Item, lease: Lease) -> TestOrder:
     given = item.config.invocation_params
     # What a test prints comes with its reports, and its coverage is nobody's.
     args = [*map(str, given.args)]
@@ -262,20 +226,7 @@ def _make_order(item: pytest.Item, lease: Lease, messages: Path, bell: Path) -> 
         names=names_of(item),
         node_id=item.nodeid,
         lease=lease,
-        messages=str(messages),
-        bell=str(bell),
     )
-
-
-def _read_messages(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield the messages that have come since; a process that was killed may have left half of one."""
-    while True:
-        start = file.tell()
-        try:
-            yield pickle.load(file)
-        except (EOFError, pickle.UnpicklingError):
-            file.seek(start)
-            return
 
 
 def _read(file: IO[bytes]) -> str:

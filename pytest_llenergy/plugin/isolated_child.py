@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
-from io import FileIO
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +17,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.visibility import visible_variables
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.plugin.stash import GIVEN_LEASE
+from pytest_llenergy.ranks.server import RankServer
 from pytest_llenergy.ranks.transport import SUPERVISOR_VARIABLE
 
 #: Options whose work pytest's own process does: choosing tests, ending the run, writing files.
@@ -47,8 +45,6 @@ class TestOrder:
         names: Names of the test and of the classes and so on in the file that contain it.
         node_id: Its node id in reports.
         lease: Its devices.
-        messages: File to which each message is appended.
-        bell: A FIFO that gets a byte after each message.
     """
 
     __test__ = False  # pytest would collect a class of this name
@@ -63,8 +59,6 @@ class TestOrder:
     names: tuple[str, ...]
     node_id: str
     lease: Lease
-    messages: str
-    bell: str
 
 
 def names_of(item: pytest.Item) -> tuple[str, ...]:
@@ -86,25 +80,21 @@ def run_test(order: TestOrder) -> None:
         order.environment | visible_variables(order.lease.uuids) | {SUPERVISOR_VARIABLE: supervisor}
     )
     os.chdir(order.directory)
-    with (
-        Path(order.messages).open("ab", buffering=0) as file,
-        Path(order.bell).open("wb", buffering=0) as bell,
-    ):
-        sender = _Sender(file, bell)
-        config = _prepareconfig([*order.args], [*order.plugins, sender])
-        sender.config = config
-        for name, value in OFF.items():
-            if hasattr(config.option, name):
-                setattr(config.option, name, value)
-        config.option.basetemp, config.args = order.base_temp, [order.path]
-        config.workerinput, config.workeroutput = order.worker_input, {}  # type: ignore[attr-defined]
-        config.stash[GIVEN_LEASE] = order.lease
-        try:
-            config._do_configure()
-            _run_session(config, sender, order)
-        finally:
-            config._ensure_unconfigure()
-        sender.send("end", sender.ending)
+    sender = _Sender()
+    config = _prepareconfig([*order.args], [*order.plugins, sender])
+    sender.config = config
+    for name, value in OFF.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, value)
+    config.option.basetemp, config.args = order.base_temp, [order.path]
+    config.workerinput, config.workeroutput = order.worker_input, {}  # type: ignore[attr-defined]
+    config.stash[GIVEN_LEASE] = order.lease
+    try:
+        config._do_configure()
+        _run_session(config, sender, order)
+    finally:
+        config._ensure_unconfigure()
+    sender.send("end", sender.ending)
 
 
 def _run_session(config: pytest.Config, sender: _Sender, order: TestOrder) -> None:
@@ -131,22 +121,17 @@ def _run_session(config: pytest.Config, sender: _Sender, order: TestOrder) -> No
 
 
 class _Sender:
-    """A plugin that announces each phase of the test, and sends reports and warnings.
-
-    The files are open before a test can replace what opens files.
-    """
+    """A plugin that announces each phase of the test, and sends reports and warnings."""
 
     config: pytest.Config
 
-    def __init__(self, file: FileIO, bell: FileIO) -> None:
-        self._file, self._bell = file, bell
+    def __init__(self) -> None:
         self.collect_error = ""
         self.ending: dict[str, object] = {}
 
     def send(self, kind: str, content: object) -> None:
         """Send a message."""
-        self._file.write(pickle.dumps((kind, _plain(content))))
-        self._bell.write(b".")
+        RankServer.current.send_message((kind, _plain(content)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import pytest
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.allocation import ShortageError, request_visible, select_devices
 from pytest_llenergy.devices.board_settings import (
     GpuSettings,
@@ -99,13 +99,13 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
     draft.host_exclusive = not possible.uuids or every or state.measures_host
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
-    start_s = time.monotonic()
+    start_s = real_time.monotonic()
     try:
         with state.progress.track_wait(item.nodeid) as show:
             lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
     finally:
         # Also if the wait failed.
-        draft.lease_wait_s = time.monotonic() - start_s
+        draft.lease_wait_s = real_time.monotonic() - start_s
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
         state.note_boards(item, lease)
@@ -137,7 +137,7 @@ def _lease_on_cluster(
     gangs = state.gangs
     assert gangs is not None
     draft.host_exclusive = state.measures_host
-    start_s = time.monotonic()
+    start_s = real_time.monotonic()
     try:
         with state.progress.track_wait(item.nodeid) as show:
             draft.gang = gangs.lease(request, item.nodeid, exclusive=draft.host_exclusive, on_wait=show)
@@ -149,7 +149,7 @@ def _lease_on_cluster(
             raise
         pytest.skip(str(error))
     finally:
-        draft.lease_wait_s = time.monotonic() - start_s
+        draft.lease_wait_s = real_time.monotonic() - start_s
     try:
         if draft.gang is None:
             draft.fallback = CPU

@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import pytest
 
+from pytest_llenergy import real_time
 from pytest_llenergy.plugin.stash import is_worker
 from pytest_llenergy.record.quantity import format_energy
 from pytest_llenergy.record.text import one_line, short_test_name, shorten
@@ -159,13 +159,13 @@ class Progress:
     @contextmanager
     def track(self, test: str) -> Iterator[Callable[[str], None]]:
         """Show progress while a test is prepared or measured; yields a function to call with each step."""
-        start_s = time.monotonic()
+        start_s = real_time.monotonic()
         last_s = start_s + FIRST_LINE_S - NEXT_LINE_S
         shown = ""
 
         def show(step: str) -> None:
             nonlocal last_s, shown
-            now_s = time.monotonic()
+            now_s = real_time.monotonic()
             if self._mode == "live":
                 # A wait repeats its step, and redrawing would disturb another process that measures.
                 if step != shown:
@@ -191,10 +191,10 @@ class Progress:
             with self.track(test) as show:
                 yield show
             return
-        start_s = time.monotonic()
+        start_s = real_time.monotonic()
 
         def say(step: str) -> None:
-            now_s = time.monotonic()
+            now_s = real_time.monotonic()
             # Workers of pytest-xdist often wait for each other, which is no news.
             first_s = start_s if not self._in_worker else start_s + FIRST_LINE_S
             if now_s >= max(first_s, self._waiting_s + NEXT_LINE_S):
@@ -221,7 +221,7 @@ class Progress:
                 column = writer.width_of_current_line % writer.fullwidth
                 self._line = LiveLine(self._write, column, color=writer.hasmarkup)
             self._line.show(test, step, writer.fullwidth)
-        time.sleep(DRAWING_S)
+        real_time.sleep(DRAWING_S)
 
     def _end_line(self) -> None:
         line, self._line = self._line, None
@@ -238,7 +238,7 @@ class Progress:
             elif self._reporter is not None:
                 self._reporter.write_line(line)
                 self._reporter.flush()
-        time.sleep(DRAWING_S)
+        real_time.sleep(DRAWING_S)
 
     def _write(self, text: str) -> None:
         self._reporter.write_raw(text, flush=True)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-# Taken before gevent can replace it.
-from _thread import start_new_thread as start_new_thread
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 

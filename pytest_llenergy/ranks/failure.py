@@ -6,12 +6,11 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pytest_llenergy import errors
+from pytest_llenergy import errors, real_time
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks.host import Host
 from pytest_llenergy.ranks.plan import LOCALHOST, RankPlan
@@ -78,7 +77,7 @@ class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
 
 def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
     """Return the report of the rank with this pid, which ended without an answer."""
-    now_ns = time.monotonic_ns()
+    now_ns = real_time.monotonic_ns()
     try:
         code = host.exit_code(group, pid)
     except WorkerError as error:

@@ -7,9 +7,9 @@ import itertools
 import math
 import os
 import pickle
+import posix
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.backends.interpreter import activated_environment
 from pytest_llenergy.errors import WorkerError, warn_caller
 from pytest_llenergy.ranks import failure, timeouts
@@ -75,13 +76,20 @@ class RankGroup:
         descriptors: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        if os.open is not posix.open:
+            raise WorkerError(
+                "ranks need real files, and functions of os are replaced, as by pyfakefs: replace them only "
+                "around the code that needs it"
+            )
         self.plan = plan
         self.alive: bool = True
+        #: Called with what a function in a rank sends before it returns; see ``RankServer``.
+        self.on_message: Callable[[Any], object] = lambda _: None
         self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = {name: hosts[name] for name in plan.hosts}
         self._ranks: list[_Rank] = []
-        start = time.monotonic()
+        start = real_time.monotonic()
         limit = TimeLimit(timeouts.START_TIMEOUT_S)
         try:
             with limit.counting():
@@ -94,7 +102,7 @@ class RankGroup:
         except BaseException:
             self.kill()
             raise
-        self.start_s: float = time.monotonic() - start
+        self.start_s: float = real_time.monotonic() - start
 
     @property
     def start_method(self) -> StartMethod:
@@ -167,9 +175,9 @@ class RankGroup:
         for rank in self._ranks:
             with suppress(OSError):
                 rank.connection.send(("stop", None))
-        deadline = time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
+        deadline = real_time.monotonic() + timeouts.RANK_STOP_TIMEOUT_S
         waiting = [rank.connection for rank in self._ranks]
-        while waiting and (readable := wait(waiting, max(0.0, deadline - time.monotonic()))):
+        while waiting and (readable := wait(waiting, max(0.0, deadline - real_time.monotonic()))):
             # Ranks send nothing any more, so that a readable connection is a closed one.
             waiting = [each for each in waiting if each not in readable]
         self.kill()
@@ -258,7 +266,7 @@ class RankGroup:
         watched = {rank.connection: rank for rank in self._ranks}
         others_deadline = math.inf
         while silent := [rank for rank in watched.values() if rank.plan.rank not in answers]:
-            left_s = min(limit.left_s(), max(0.0, others_deadline - time.monotonic()))
+            left_s = min(limit.left_s(), max(0.0, others_deadline - real_time.monotonic()))
             readable = wait(list(watched), left_s)
             if not readable:
                 break
@@ -271,13 +279,15 @@ class RankGroup:
                 else:
                     if state == "error":
                         value["time_ns"] = rank.host.to_local(value["time_ns"])
-                if state == "ok":
+                if state == "message":
+                    self.on_message(value)
+                elif state == "ok":
                     answers[rank.plan.rank] = value
                 else:
                     del watched[rank.connection]
                     failures.append(failure.Failure(rank.plan, rank.pid, value))
             if failures:
-                others_deadline = min(others_deadline, time.monotonic() + self._patience_s(failures))
+                others_deadline = min(others_deadline, real_time.monotonic() + self._patience_s(failures))
         if failures:
             outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
             failure.raise_first_cause(failures, len(self._ranks), outputs, [rank.plan for rank in silent])

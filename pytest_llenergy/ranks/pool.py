@@ -7,9 +7,7 @@ of its file until one fails: what its own functions leave behind there is the fi
 
 from __future__ import annotations
 
-import copy
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
@@ -104,8 +103,8 @@ class RankPool:
         self._localhost = LocalHost(start_method, logs)
         self._hosts: dict[str, Host] = {LOCALHOST: self._localhost}
         self._shared: _WarmGroup | None = None
-        #: Starts and loads that failed after long: the plan, surroundings and load of each.
-        self._failed: list[tuple[object, LLEnergyError]] = []
+        #: Starts and loads that failed after long: the plan, surroundings and load of each, and the message.
+        self._failed: list[tuple[object, str]] = []
         self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._file = ""
@@ -235,20 +234,15 @@ class RankPool:
     @contextmanager
     def _unless_in_vain(self, verb: str, *attempt: object) -> Iterator[None]:
         """Raise the error of an equal attempt that failed after long: it would only fail again."""
-        for each, error in self._failed:
+        for each, message in self._failed:
             if each == attempt:
-                again = copy.copy(error)
-                again.args = (f"not {verb} again: {error.args[0]}",)
-                if isinstance(again, WorkerError):
-                    again.details, again.sections = "", ()
-                raise again
-        start_s = time.monotonic()
+                raise WorkerError(f"not {verb} again: {message}")
+        start_s = real_time.monotonic()
         try:
             yield
         except LLEnergyError as error:
-            if time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
-                # A copy without its traceback, which would keep the test alive.
-                self._failed.append((attempt, copy.copy(error)))
+            if real_time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
+                self._failed.append((attempt, str(error.args[0])))
             raise
 
     def _load(self, group: RankGroup, load: Load) -> BackendInfo:

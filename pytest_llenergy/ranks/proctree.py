@@ -10,11 +10,11 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pytest_llenergy import real_time
 from pytest_llenergy.ranks import timeouts
 
 #: prctl(2): include/uapi/linux/prctl.h.
@@ -110,9 +110,9 @@ def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
         stopped |= fresh - cleaners - spared
         send_signal(fresh - cleaners - spared, signal.SIGSTOP)
     send_signal(stopped, signal.SIGKILL)
-    deadline = time.monotonic() + timeouts.CLEANER_TIMEOUT_S
-    while cleaners and time.monotonic() < deadline:
-        time.sleep(timeouts.CLEANER_POLL_S)
+    deadline = real_time.monotonic() + timeouts.CLEANER_TIMEOUT_S
+    while cleaners and real_time.monotonic() < deadline:
+        real_time.sleep(timeouts.CLEANER_POLL_S)
         cleaners &= {pid for found in children_by_parent().values() for pid in found}
     send_signal(cleaners, signal.SIGKILL)
 

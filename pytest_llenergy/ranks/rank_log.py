@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from pytest_llenergy import real_time
 from pytest_llenergy.ranks import timeouts
 
 #: How much of a rank's output an error shows; enough for the stacks of its threads.
@@ -73,14 +73,13 @@ def write_stacks(ranks: Mapping[int, tuple[int, LogFile]], ask: Callable[[], Non
     ask()
     sizes: list[int] = []
     missing = set(ranks)
-    # Counted, since a test may have stopped the clock.
     for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
         before, sizes = sizes, [log.size() for _, log in ranks.values()]
         missing = {each for each in missing if STACKS_TITLE not in ranks[each][1].read(starts[each])}
         # A stopped process answers no signal.
         if sizes == before and all(_state(ranks[each][0])[0] in "Tt" for each in missing):
             break
-        time.sleep(timeouts.STACKS_POLL_S)
+        real_time.sleep(timeouts.STACKS_POLL_S)
     return {each: f"no stacks: the process is in state {_state(ranks[each][0])}" for each in missing}
 
 

@@ -6,19 +6,20 @@ from __future__ import annotations
 import gc
 import io
 import os
+import pickle
 import random
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
+from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import SERVE, TASKS
@@ -82,9 +83,15 @@ class CallJob:
 
 
 class RankServer:
-    """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time."""
+    """Answers each request with ``("ok", value)`` or ``("error", report)``, one at a time.
+
+    A function that pytest has called may send messages before the answer, by ``current.send_message``.
+    """
+
+    current: ClassVar[RankServer]
 
     def __init__(self, connection: Connection, boot: dict[str, Any]) -> None:
+        RankServer.current = self
         self._connection = connection
         self._boot = boot
         self._backend: Backend | None = None
@@ -129,6 +136,10 @@ class RankServer:
                 # pytest is gone, or this is a fork that a function has let return.
                 os._exit(1)
 
+    def send_message(self, value: object) -> None:
+        """Let ``RankGroup.on_message`` handle a value. Works also where a test has replaced files."""
+        self._connection.send_bytes(pickle.dumps(("message", value)))
+
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
         context = RankContext(
@@ -147,7 +158,7 @@ class RankServer:
         self._unload()
         self._restore()
         backend = create_backend(payload["factory"])
-        start = time.monotonic()
+        start = real_time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
         if not isinstance(info, BackendInfo):
             raise _wrong(backend, "load", info, "BackendInfo")
@@ -158,7 +169,7 @@ class RankServer:
         workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
         if self._follows:
             self._watch = WorkerWatch(workers)
-        load_s = time.monotonic() - start
+        load_s = real_time.monotonic() - start
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
@@ -209,11 +220,11 @@ class RankServer:
         _barrier()
         cpu_before = self._processes.cpu_times_s()
         for _ in range(iterations // repeats):
-            start_ns = time.monotonic_ns()
+            start_ns = real_time.monotonic_ns()
             for _ in range(repeats):
                 outcome = job.run()
             self._synchronize()
-            self._iterations.append((start_ns, time.monotonic_ns(), outcome))
+            self._iterations.append((start_ns, real_time.monotonic_ns(), outcome))
         # Processes of a follower go on until the last rank has answered.
         self._cpu_before = cpu_before
         self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
@@ -334,7 +345,7 @@ def _barrier() -> None:
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
-    kind, now_ns = type(error), time.monotonic_ns()
+    kind, now_ns = type(error), real_time.monotonic_ns()
     text = _format(lambda: str(error), "message")
     # A module may have its own kind of an error of this package.
     known = next((each for each in kind.__mro__ if each.__module__ == "pytest_llenergy.errors"), None)

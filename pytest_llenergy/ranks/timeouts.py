@@ -7,9 +7,10 @@ Standard library only: the supervisor and its guard import this module. Time lim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from pytest_llenergy import real_time
 
 # Start
 
@@ -94,15 +95,15 @@ class TimeLimit:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count the time of the block."""
-        self._begin_s = time.monotonic()
+        self._begin_s = real_time.monotonic()
         try:
             yield
         finally:
-            self._used_s += time.monotonic() - self._begin_s
+            self._used_s += real_time.monotonic() - self._begin_s
 
     def left_s(self) -> float:
         """Return the seconds that are left within ``counting``, at most the longest possible wait."""
         if self.seconds is None:
             return LONGEST_POLL_S
-        left_s = self.seconds - self._used_s - (time.monotonic() - self._begin_s)
+        left_s = self.seconds - self._used_s - (real_time.monotonic() - self._begin_s)
         return min(max(0.0, left_s), LONGEST_POLL_S)

@@ -309,6 +309,13 @@ def test_files_later(energy_meter, monkeypatch):
     for module, name in ((builtins, "open"), (io, "open"), (os, "open"), (os, "stat")):
         monkeypatch.setattr(module, name, gone)
 
+def test_ranks(workers, fake_files):
+    workers.run(len, ())
+
+@pytest.mark.gpus(1, fallback="cpu")
+def test_clock_in_ranks(frozen, energy, workers):
+    energy(workers.call(sum, range(10)))
+
 def test_mock(energy_meter, monkeypatch):
     with energy_meter("w"):
         time.sleep(0.2)
@@ -334,8 +341,10 @@ def test_what_a_test_replaces_harms_no_other_test(project: Project) -> None:
     records = project.records()
     failed = {name for name, record in records.items() if record["status"] != "measured"}
     assert failed == {"test_files"}
+    assert "ranks need real files" in ended.out
+    assert records["test_clock_in_ranks"]["start_s"] > 0
     assert "lease-lost" not in {name for record in records.values() for name in flags(record)}
     for name in ("test_files_later", "test_mock", "test_window", "test_clock"):
         for part in records[name]["windows"] or records[name]["rounds"]:
-            assert part["energy_j"] == pytest.approx(10 * part["duration_s"], rel=0.3)
+            assert part["energy_j"] == pytest.approx(10 * part["duration_s"], rel=0.3), (name, part)
     assert (project.path / ".llenergy" / "saved.json").exists()

@@ -202,26 +202,6 @@ def test_a_closed_listener_accepts_nobody(listener: Listener) -> None:
     assert kept.recv() == "still open"
 
 
-def test_a_fork_does_not_keep_a_connection_open(listener: Listener) -> None:
-    ours = connect(listener.invitation, AGENT)
-    theirs = listener.accept(AGENT, 60.0)
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    try:
-        theirs.close()
-        assert ours.poll(60.0)
-        with pytest.raises(EOFError):
-            ours.recv_bytes()
-    finally:
-        os.close(write)
-        os.waitpid(pid, 0)
-        os.close(read)
-
-
 def pair(listener: Listener) -> tuple[Control, Connection]:
     """Return a control connection and its other end."""
     theirs = connect(listener.invitation, AGENT)

@@ -77,6 +77,9 @@ def test_ctrl_c_and_pytest_exit_in_a_rank_end_the_run(
     pytester: pytest.Pytester, mark: str, ending: str, where: Where
 ) -> None:
     work, message = ENDINGS[ending]
+    if where.xdist:
+        # Which fails by itself on a worker that ends with another status.
+        work = work.replace(", 7", "")
     pytester.makepyfile(ENDS.format(n=where.n, work=work))
     without_torch(pytester.path)
     result = pytester.runpytest_subprocess(*where.arguments())
