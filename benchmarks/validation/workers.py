@@ -16,9 +16,9 @@ from statistics import median
 
 import psutil
 
-from pytest_llenergy.devices.inventory import read_inventory
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
+from pytest_llenergy.devices.occupancy import read_memory_use
 from pytest_llenergy.errors import DeviceError
 from tests.ranks.survivors import MARKER, survivors
 
@@ -227,7 +227,7 @@ def _wait_for_cleanup(
 
 def _used_bytes(uuid: str | None) -> int | None:
     """Return the bytes in use on the board; None for the CPU."""
-    return None if uuid is None else read_inventory().used_bytes.get(uuid)
+    return None if uuid is None else read_memory_use((uuid,)).get(uuid)
 
 
 def _is_free(uuid: str | None) -> bool:

@@ -50,6 +50,9 @@ from pytest_llenergy.record.base import MALFORMED
 
 ADVICE = "wait for it, or raise --energy-lease-timeout"
 
+#: Who starts such a pytest may itself hold what it needs.
+NESTED = "a pytest within a test does not wait; give it other GPUs (--energy-gpus)"
+
 #: Readable by all, whatever the umask, since others cannot lock a file that they cannot open.
 FILE_MODE = 0o644
 
@@ -313,8 +316,8 @@ class _Wait:
         """
         waited_s = real_time.monotonic() - self.start_s
         if waited_s >= self.wait_s:
-            found = self.held.describe_others(self.request)
-            raise LeaseTimeoutError(f"gpus: waited {self.wait_s:g} s for {found}; {ADVICE}")
+            found, advice = self.held.describe_others(self.request), ADVICE if self.wait_s else NESTED
+            raise LeaseTimeoutError(f"gpus: waited {self.wait_s:g} s for {found}; {advice}")
         if waited_s > self.message_s:
             self.on_wait(f"waiting for {self.held.describe_others(self.request)}")
             self.message_s = waited_s + WAIT_MESSAGE_EVERY_S

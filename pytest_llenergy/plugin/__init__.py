@@ -85,8 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     manager = config.pluginmanager
     check_settings(config)
-    if settings_of(config).save is not None:
-        from pytest_llenergy.plugin.saving import COLLECTED, Collected
+    if settings_of(config).save is not None or settings_of(config).compare is not None:
+        from pytest_llenergy.plugin.collected import COLLECTED, Collected
 
         manager.register(Collected(config), COLLECTED)
     if not is_worker(config) and not config.option.collectonly:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +56,16 @@ class StoredBaseline:
         absent = [name for name in self.records if name not in compared]
         return Baseline(side=describe_side(self.report, self.origin), absent=absent)
 
-    def list_lost(self, records: Sequence[Record]) -> dict[str, str]:
+    def list_lost(self, records: Sequence[Record], explain_absent: Callable[[Record], str]) -> dict[str, str]:
         """Return the tests that the baseline measured and this run did not compare, with the reason.
 
         A run of part of a suite loses tests too. Failed tests are not lost, since pytest reports them.
+
+        Args:
+            records: The last attempt of each test of the run.
+            explain_absent: Gives the reason why a test has none of these.
         """
-        lost = dict.fromkeys(self.describe(records).absent, ABSENT)
+        lost = {name: explain_absent(self.records[name]) for name in self.describe(records).absent}
         for record in records:
             if record.status == "skipped" or is_xfailed(record):
                 lost[record.id] = "skipped" if record.status == "skipped" else "xfailed"

@@ -175,7 +175,7 @@ class Controller:
             self._gate_errors = list_gate_errors(
                 self._stored_baseline(),
                 self._last_attempts,
-                self._settings,
+                self._config,
                 on_command_line=on_command_line,
                 stopped=self._interrupted or self._left_tests_out(),
             )
@@ -266,7 +266,9 @@ class Controller:
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
         saved = self._saved
-        lost = saved and saved.list_lost(self._last_attempts, self._config)
+        lost, gone = saved.list_missing(self._last_attempts, self._config) if saved else ([], [])
+        if saved and gone and not lost:
+            builder.warnings.append(f"no longer there, and dropped: {saved.describe(gone)}")
         if saved and lost:
             beside = builder.move_beside(saved.path)
             builder.warnings.append(
@@ -376,7 +378,7 @@ class Controller:
 
             with_lost = not any(" not compared: " in line for line in self._gate_errors)
             stored = self._stored_baseline()
-            for line in describe_ungated(stored, records, self._settings, with_lost=with_lost):
+            for line in describe_ungated(stored, records, self._config, with_lost=with_lost):
                 _print_line(terminalreporter, line, yellow=True)
         for line in self._gate_errors:
             _print_line(terminalreporter, f"ERROR: {line}", red=True)

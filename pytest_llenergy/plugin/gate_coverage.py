@@ -5,12 +5,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
+
+import pytest
 
 from pytest_llenergy.compare.comparison import incomplete_run_note
 from pytest_llenergy.compare.gate import list_void_gates
 from pytest_llenergy.compare.pairing import describe_changing_ids
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.baseline import ABSENT, NO_BASELINE, StoredBaseline
+from pytest_llenergy.plugin.collected import collected_by
+from pytest_llenergy.plugin.session import state_of
+from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests
@@ -21,16 +27,17 @@ MAX_NAMES = 5
 
 
 def describe_ungated(
-    stored: StoredBaseline | None, records: Sequence[Record], settings: Settings, *, with_lost: bool = True
+    stored: StoredBaseline | None, records: Sequence[Record], config: pytest.Config, *, with_lost: bool = True
 ) -> list[str]:
     """Return a line for each reason why gates did not cover, or could not decide on, some tests.
 
     Args:
         stored: The baseline; None without one.
         records: The last attempt of each test of the run.
-        settings: Options of the run.
+        config: Configuration of the run.
         with_lost: Whether to name the tests that were lost: an error may do so.
     """
+    settings = settings_of(config)
     comparisons = [each for record in records for each in record.comparisons if each.verdict != "no value"]
     waiting = {each.id for each in comparisons if each.gated and each.reason == NO_BASELINE}
     lines = [f"not gated: {count_tests(len(waiting))}, {NO_BASELINE}"] if waiting else []
@@ -48,13 +55,25 @@ def describe_ungated(
     windows = sum(not record.rounds and bool(record.windows) for record in records if record.counts)
     if windows:
         lines.append(f"not compared: {count_tests(windows)} with windows of energy_meter only")
-    lost = stored.list_lost(records)
+    lost = stored.list_lost(records, partial(_explain_absent, config))
     if lost and with_lost:
         lines.append(f"in {stored.origin} but not compared: {_name_lost(lost)}")
     lines += describe_changing_ids(lost, [each.id for each in comparisons if each.verdict == "new"])
     if comparisons and all(each.verdict == "new" for each in comparisons) and not stored.records:
         lines.append(f"no baseline: {count_tests(len({each.id for each in comparisons}), 'new ')}")
     return lines
+
+
+def _explain_absent(config: pytest.Config, record: Record) -> str:
+    state = state_of(config)
+    if collected_by(config).is_broken(record.id):
+        return "its file was skipped"
+    available = {spec.name for spec in state.selected_backends}
+    backend = record.params.get("backend") if record.backend is not None else None
+    # One that --energy-backend leaves out is not selected.
+    if backend is not None and not state.settings.backend and backend not in available:
+        return "its backend is not installed"
+    return ABSENT
 
 
 def _name_lost(lost: Mapping[str, str]) -> str:
@@ -67,7 +86,7 @@ def _name_lost(lost: Mapping[str, str]) -> str:
 def list_gate_errors(
     stored: StoredBaseline | None,
     records: Sequence[Record],
-    settings: Settings,
+    config: pytest.Config,
     *,
     on_command_line: bool,
     stopped: bool,
@@ -77,15 +96,15 @@ def list_gate_errors(
     Args:
         stored: The baseline; None without one.
         records: The last attempt of each test of the run.
-        settings: Options of the run.
+        config: Configuration of the run.
         on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
             run without measurements is an error; an ini file may apply to other runs.
         stopped: Whether the run ended before its last test.
     """
     if stored is None:
         return []
-    lines = []
-    lost = stored.list_lost(records) if records or on_command_line else {}
+    lines, settings = [], settings_of(config)
+    lost = stored.list_lost(records, partial(_explain_absent, config)) if records or on_command_line else {}
     if not settings.fail_on:
         # Those that a mark gated.
         lost = {

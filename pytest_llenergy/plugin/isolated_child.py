@@ -126,11 +126,13 @@ class _Sender:
     config: pytest.Config
 
     def __init__(self) -> None:
-        self.collect_error = ""
+        self._pid, self.collect_error = os.getpid(), ""
         self.ending: dict[str, object] = {}
 
     def send(self, kind: str, content: object) -> None:
-        """Send a message."""
+        """Send a message, unless this is a copy of the process that the test has forked."""
+        if os.getpid() != self._pid:
+            return
         RankServer.current.send_message((kind, _plain(content)))
 
     @pytest.hookimpl(tryfirst=True)

@@ -25,7 +25,7 @@ from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plugin.draft import Draft, draft_of
 from pytest_llenergy.plugin.plan import plan_of, runs_in_ranks
 from pytest_llenergy.plugin.session import RunState, state_of
-from pytest_llenergy.plugin.stash import ISOLATED, uses_energy
+from pytest_llenergy.plugin.stash import ISOLATED, is_worker, uses_energy
 from pytest_llenergy.plugin.visibility import restrict_this_process, watch_visibility
 from pytest_llenergy.record.record import Flag
 
@@ -96,13 +96,15 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
                 with watch_visibility(item, own.lease):
                     yield possible
                 return
-    # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not.
-    draft.host_exclusive = not possible.uuids or every or state.measures_host
+    # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not,
+    # unless other workers run plain tests on GPUs of their own, which take no lock.
+    beside = state.worker_gpus is not None and is_worker(item.config)
+    draft.host_exclusive = (not possible.uuids or every or state.measures_host) and not beside
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
     start_s = real_time.monotonic()
     try:
         with state.progress.track_wait(item.nodeid) as show:
-            lease = state.keeper.lease(possible, settings.lease_timeout, item.nodeid, host, show)
+            lease = state.keeper.lease(possible, state.lease_timeout, item.nodeid, host, show)
     finally:
         # Also if the wait failed.
         draft.lease_wait_s = real_time.monotonic() - start_s

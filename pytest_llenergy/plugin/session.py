@@ -38,6 +38,7 @@ from pytest_llenergy.plugin.worker_gpus import WORKER_GPUS
 from pytest_llenergy.plugin.xdist import record_id, worker_input_of
 from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
+from pytest_llenergy.ranks.transport import SUPERVISOR_VARIABLE
 from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.text import escape_surrogates
@@ -124,6 +125,11 @@ class RunState:
         """Threads of each rank by ``OMP_NUM_THREADS``, or None for as many as it has cores."""
         given = self.environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
         return (int(given) or None) if given.isdecimal() else None
+
+    @property
+    def lease_timeout(self) -> float:
+        """Longest wait for a device (seconds): none within a test, which may hold the device itself."""
+        return 0.0 if SUPERVISOR_VARIABLE in self.environment else self.settings.lease_timeout
 
     @cached_property
     def progress(self) -> Progress:

@@ -16,7 +16,7 @@ import pytest
 from tests.nvml_sim import Board, World
 
 from .conftest import GiveBoards, open_project
-from .project import BOARDS_ALONE, Project, fault, flags
+from .project import BOARDS_ALONE, Project, flags
 
 pytestmark = pytest.mark.clock
 

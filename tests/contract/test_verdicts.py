@@ -282,7 +282,8 @@ def test_a_gate_that_compares_nothing_is_not_green(gated: Gated) -> None:
 def test_a_removed_test_is_named_and_fails_the_run_on_request(gated: Gated) -> None:
     project, _ = gated
     project.write("two/test_g.py", GATED + GATED.replace("gated", "second"))
-    project.pytest("two", "--energy-save=two").check(passed=2)
+    project.write("two/test_h.py", GATED.replace("gated", "third_gated"))
+    project.pytest("two", "--energy-save=two").check(passed=3)
     options = ["-k", "gated", "--energy-compare=two", "--energy-fail-on=mean_power_w:50%"]
     removed = project.pytest("two", *options)
     assert removed.ret == 0
@@ -291,6 +292,13 @@ def test_a_removed_test_is_named_and_fails_the_run_on_request(gated: Gated) -> N
     skipped = GATED.replace("gated", "second").replace("def", "import pytest\n@pytest.mark.skip\ndef")
     project.write("two/test_g.py", GATED + skipped)
     assert project.pytest("two", *options[2:]).ret == 1
+    # A file may skip itself.
+    project.write("two/test_g.py", GATED + GATED.replace("gated", "second"))
+    absent = "import pytest\npytest.importorskip('no_such_library')\n"
+    project.write("two/test_h.py", absent + GATED.replace("gated", "third_gated"))
+    ended = project.pytest("two", *options[2:])
+    assert ended.ret == 1
+    assert "test_third_gated (its file was skipped)" in ended.text
 
 
 def test_a_budget_of_a_mark(gated: Gated) -> None:

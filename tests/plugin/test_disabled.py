@@ -8,7 +8,7 @@ import re
 import pytest
 
 from ..conftest import TEN_WATTS
-from ..docs.pages import ROOT, block, blocks
+from ..docs.pages import ROOT, blocks
 from ..docs.project import QUICK, set_up
 from .test_options import usage_error
 
@@ -172,7 +172,9 @@ def test_outputs_in_addopts_are_for_the_runs_that_measure(quick: pytest.Pytester
 
 
 def test_lines_of_the_page_run_a_suite_without_the_plugin(quick: pytest.Pytester) -> None:
-    lines = block(ROOT / "docs" / "writing-tests.md", "conftest.py").code
+    (lines,) = (
+        each.code for each in blocks(ROOT / "docs" / "writing-tests.md") if "WithoutEnergy" in each.code
+    )
     quick.makepyfile(
         """
         import pytest

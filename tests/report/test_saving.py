@@ -87,7 +87,9 @@ def test_tests_that_are_gone_are_dropped(saved: pytest.Pytester, options: Sequen
     (saved.path / "test_second.py").unlink()
     first = FIRST.partition("class TestIt")[0].replace("[1, 2]", "[1, 3]")
     saved.makepyfile(test_first=first)
-    save(saved, *options).assert_outcomes(passed=3)
+    result = save(saved, *options)
+    result.assert_outcomes(passed=3)
+    assert "no longer there, and dropped: " in result.stdout.str()
     assert names() == ["test_one", "test_two[1]", "test_two[3]"]
 
 
