@@ -340,7 +340,7 @@ def _visible() -> Sequence[str]:
         reason = f" ({allowed.reason})" if allowed.reason else ""
         raise MeterError(
             f"{describe_settings(os.environ, inventory)} allows no GPU{reason}, and the driver shows "
-            f" {len(inventory.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) the "
+            f"{len(inventory.boards)}; measure(gpus=()) measures the CPU, measure(gpus=[UUID]) the "
             "named GPUs"
         )
     return inventory.one_per_board(allowed.uuids)

@@ -20,9 +20,6 @@ from pytest_llenergy.record.defaults import MAX_FLOOR, SAVED
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
 
-#: Name of the backend that an unnamed server command starts.
-SERVER = "server"
-
 #: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
 MAX_NAME_BYTES = 200
 

@@ -40,8 +40,8 @@ OTHER_RANKS_TIMEOUT_S = 2.0
 OTHER_HOSTS_TIMEOUT_S = 4.0
 #: The same after the loss of a host, which explains everything but failures that are already on their way.
 AFTER_LOSS_TIMEOUT_S = 0.2
-#: Time limit and polling interval for the exit code of a rank, whose socket closes before its process ends.
-EXIT_CODE_TIMEOUT_S, EXIT_CODE_POLL_S = 2.0, 0.01
+#: Time limit for the exit code of a rank, whose socket closes before its process ends.
+EXIT_CODE_TIMEOUT_S = 2.0
 #: Time limit and polling interval for the stacks that ranks without an answer write into their logs. It adds
 #: to the time limit that the user has set.
 STACKS_TIMEOUT_S, STACKS_POLL_S = 1.0, 0.05

@@ -177,6 +177,36 @@ def test_several_lines_at_a_moment_are_refused_unless_the_user_says_that_they_ar
     assert energy_j >= 0.19 * sum(map(int, printed.split()))
 
 
+@pytest.mark.parametrize(
+    ("sensors", "count", "pause_s"), [(4, 3, 0.2), (2, 3, 0.2), (3, 4, 0.2), (2, 4, 0.05)]
+)
+def test_another_number_of_lines_than_the_user_says_is_refused(
+    sensors: int, count: int, pause_s: float
+) -> None:
+    expected = rf"printed {count} lines at a moment, and @sum={sensors} needs {sensors}; state how many"
+    with pytest.raises(MeterError, match=expected):
+        open_command(Targets(), f"{lines(chr(10).join(['100'] * count), pause_s=pause_s)}@sum={sensors}")
+
+
+def test_a_sensor_that_is_missing_gives_a_reason_for_that_time_alone() -> None:
+    name = Path(sys.executable).name
+    start_s = time.monotonic()
+    with meter(lines(*["100\n200\n300"] * 4, "100\n200", pause_s=0.2) + "@sum=3") as opened:
+        assert reason(opened) == (
+            f"command: {name} printed 2 lines at a moment, and @sum=3 needs 3; "
+            "state how many sensors it has, and let it print their lines together"
+        )
+        before_j = value(opened)
+        time.sleep(0.5)
+        assert before_j < value(opened) <= 600 * (time.monotonic() - start_s - 0.2)
+
+
+def test_lines_of_several_sensors_that_arrive_late_are_refused_too() -> None:
+    """They come fast, and a busy machine reads two moments at once."""
+    with pytest.raises(MeterError, match=re.escape(SEVERAL)):
+        open_command(Targets(), lines(*["1\n2\n3\n4"] * 2, "1\n2\n3\n4\n1\n2\n3\n4"))
+
+
 def test_several_lines_one_after_the_other_are_refused() -> None:
     """As a loop over GPUs prints them."""
     with pytest.raises(MeterError, match=re.escape(SEVERAL)):

@@ -111,6 +111,7 @@ def test_one_of_several_sensors_must_be_chosen(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
     listed = "choose one of hwmon:ina/power1, hwmon:ina/CPU"
     assert refusal(tmp_path, "ina") == f"hwmon: {path} (ina) has several sensors; {listed}"
+    assert refusal(tmp_path, "ina/CPU@sum=2") == "hwmon: ina/CPU is one sensor; leave out @sum=2"
     assert refusal(tmp_path, "ina/GPU") == f"hwmon: {path} (ina) has no sensor 'GPU'; {listed}"
 
 

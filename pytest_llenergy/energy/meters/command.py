@@ -40,9 +40,13 @@ REMEMBERED_INTERVALS = 50
 #: Lines that follow one another within this share of the usual interval are a burst.
 BURST_SHARE = 0.2
 
-#: A program that prints a single line within the first of these times (seconds) prints them one by one.
-#: Otherwise so many groups of lines show it, and bursts only after the second of these times. Bursts that
-#: come fast must have equal numbers of lines, in this share of them.
+#: A longer pause than this share of the usual interval ends the lines that several sensors print together.
+PAUSE_SHARE = 0.5
+
+#: A program that prints a single line, or one for each sensor, and then pauses for the first of these times
+#: (seconds), prints values one by one. Otherwise so many groups of lines show it, and bursts only after the
+#: second of these times. Bursts that come fast must have equal numbers of lines in this share of them, or
+#: multiples.
 ALONE_S, BURSTS_S, GROUPS, EQUAL = 0.1, 0.5, 3, 0.8
 
 #: Largest part of the output to read at once.
@@ -64,8 +68,10 @@ class CommandMeter:
         arguments = _split(command)
         self._program = Path(arguments[0]).name
         self._stated = stated
-        #: Lines of a moment that has more sensors, and when the first moments came.
+        #: Lines of a moment that has more sensors, how many it had, when the latest and the first ones came.
         self._moment: list[float] = []
+        self._lines = 0
+        self._line_s = 0.0
         self._arrivals: list[float] = []
         self._one_by_one = False
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
@@ -75,7 +81,7 @@ class CommandMeter:
         self._burst_start = (0.0, 0.0)
         self._reason: str | None = None
         #: Why a value was left out since the last reading.
-        self._too_high: str | None = None
+        self._left_out: str | None = None
         self._closing = False
         self._changed = threading.Condition()
         # A file instead of a pipe, so that a program with much error output does not block.
@@ -122,14 +128,19 @@ class CommandMeter:
                     f"printed no line within {first_line_s:g} s; "
                     f"it must flush each one (try: stdbuf -oL {self._program})"
                 )
-            if not self._changed.wait_for(lambda: self._reason or len(self._arrivals) > 1, ALONE_S):
-                self._one_by_one = True
+            for count in range(1, self._stated.sensors + 1):
+                if not self._changed.wait_for(partial(self._has_more_lines, count), ALONE_S):
+                    self._one_by_one = count == self._stated.sensors
+                    break
             if not self._changed.wait_for(lambda: self._reason or self._one_by_one, first_line_s):
                 self._fail_as_several()
-            reason = self._reason or self._too_high
+            reason = self._reason or self._left_out
         if reason:
             self.close()
             raise MeterError(reason)
+
+    def _has_more_lines(self, count: int) -> bool:
+        return self._reason is not None or len(self._arrivals) > count
 
     def _read_lines(self) -> None:
         assert isinstance(self._process.stdout, io.BufferedReader)
@@ -152,44 +163,80 @@ class CommandMeter:
 
     def _take(self, now_s: float, watts: float) -> None:
         """Take a line. Those of several sensors, if the user has stated so, are added to one value."""
+        if self._one_by_one:
+            self._end_moment(now_s)
+        else:
+            self._arrivals.append(now_s)
+            self._judge_bursts()
+        self._line_s = now_s
+        self._lines += 1
         self._moment.append(watts)
         if len(self._moment) < self._stated.sensors:
             return
         watts = sum(self._moment)
         self._moment.clear()
         if watts > self._stated.highest_w:
-            self._too_high = (
+            self._left_out = (
                 f"command: {self._program} printed {watts:.0f} W, more than {self._stated.highest_w:g} W; "
                 f"write @{math.ceil(watts)}W behind it if that is possible"
             )
             watts = 0.0
-        if not self._one_by_one:
-            self._arrivals.append(now_s)
-            self._judge_bursts()
         self._add(now_s, watts)
+
+    def _end_moment(self, now_s: float) -> None:
+        """Leave out lines of several sensors that are too few or too many, as after one has failed."""
+        pause_s = PAUSE_SHARE * statistics.median(self._intervals) if self._intervals else ALONE_S
+        if now_s - self._line_s <= pause_s:
+            return
+        if self._moment:
+            self._left_out = f"command: {self._program} {self._wrong_number(self._lines)}"
+            self._moment.clear()
+            self._add(self._line_s, 0.0)
+        self._lines = 0
+
+    def _wrong_number(self, lines: int) -> str:
+        sensors = self._stated.sensors
+        return (
+            f"printed {lines} line{'s' * (lines != 1)} at a moment, and @sum={sensors} needs {sensors}; "
+            "state how many sensors it has, and let it print their lines together"
+        )
 
     def _judge_bursts(self) -> None:
         """Decide whether values arrive one by one. A busy machine delays some, but not most of the first."""
         watched_s = self._arrivals[-1] - self._arrivals[0]
-        apart_s = BURST_SHARE * watched_s / len(self._arrivals)
+        complete = self._sizes()[:-1]
+        if watched_s < ALONE_S or len(complete) < GROUPS:
+            return
+        usual, common = statistics.median_low(complete), math.gcd(*complete)
+        # A busy machine delays lines that come fast so that most are in bursts, but in unequal ones. Those of
+        # several sensors become multiples.
+        fast = watched_s / len(complete) < ALONE_S
+        equal = sum(size % usual == 0 for size in complete) >= EQUAL * len(complete)
+        if (sensors := self._stated.sensors) > 1:
+            self._one_by_one = common == sensors or (usual == sensors and equal)
+        else:
+            self._one_by_one = usual < 2 or (watched_s >= BURSTS_S and fast and common == 1 and not equal)
+        if not self._one_by_one and watched_s >= BURSTS_S:
+            self._fail_as_several()
+
+    def _sizes(self) -> list[int]:
+        """Return the numbers of lines in the first bursts."""
+        watched_s = self._arrivals[-1] - self._arrivals[0]
+        gaps_s = [after_s - before_s for before_s, after_s in pairwise(self._arrivals)]
+        bursts = 1 + sum(gap_s > BURST_SHARE * watched_s / len(self._arrivals) for gap_s in gaps_s)
         sizes = [1]
-        for before_s, after_s in pairwise(self._arrivals):
-            if after_s - before_s > apart_s:
+        for gap_s in gaps_s:
+            # A line may come late after the others of its burst.
+            if gap_s > BURST_SHARE * watched_s / bursts:
                 sizes.append(1)
             else:
                 sizes[-1] += 1
-        complete = sizes[:-1]
-        if watched_s < ALONE_S or len(complete) < GROUPS:
-            return
-        usual = statistics.median_low(complete)
-        # A busy machine delays lines that come fast so that most are in bursts, but in unequal ones.
-        fast = watched_s / len(complete) < ALONE_S
-        if usual < 2 or (watched_s >= BURSTS_S and fast and complete.count(usual) < EQUAL * len(complete)):
-            self._one_by_one = True
-        elif watched_s >= BURSTS_S:
-            self._fail_as_several()
+        return sizes
 
     def _fail_as_several(self) -> None:
+        if self._stated.sensors > 1:
+            self._fail(self._wrong_number(statistics.median_low(self._sizes())))
+            return
         self._fail(
             "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add them; "
             "if they are of one, it must flush each line"
@@ -239,10 +286,12 @@ class CommandMeter:
     def read(self) -> list[float | str]:
         with self._changed:
             assert self._last_s is not None
-            silent_s = real_time.monotonic() - self._last_s
+            now_s = real_time.monotonic()
+            self._end_moment(now_s)
+            silent_s = now_s - self._last_s
             if self._reason is None and silent_s > self._longest_silence_s():
                 return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
-            too_high, self._too_high = self._too_high, None
+            too_high, self._left_out = self._left_out, None
             return [self._reason or too_high or self._energy_j]
 
     def _longest_silence_s(self) -> float:

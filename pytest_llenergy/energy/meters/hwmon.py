@@ -234,19 +234,26 @@ def _read_text(path: Path) -> str | None:
         return None
 
 
+def _parse_argument(argument: str) -> tuple[str, Stated]:
+    chosen, stated = parse_stated(argument, "hwmon")
+    if stated.sensors > 1:
+        raise MeterError(f"hwmon: {chosen} is one sensor; leave out @sum={stated.sensors}")
+    return chosen, stated
+
+
 def open_hwmon(_targets: Targets, argument: str, root: Path = ROOT) -> list[HwmonMeter]:
     """Open the sensor.
 
     Raises:
         MeterError: If it is unknown, ambiguous or unreadable.
     """
-    chosen, stated = parse_stated(argument, "hwmon")
+    chosen, stated = _parse_argument(argument)
     return [HwmonMeter(find_sensor(chosen, root), stated)]
 
 
 def check_argument(argument: str) -> None:
     """Check that the sensor exists. Raises ``MeterError``."""
-    find_sensor(parse_stated(argument, "hwmon")[0])
+    find_sensor(_parse_argument(argument)[0])
 
 
 SPEC = MeterSpec(
