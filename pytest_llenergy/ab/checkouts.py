@@ -14,6 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from pytest_llenergy.errors import PlanError
@@ -138,6 +139,11 @@ class Repository:
         # Twice, because git locks a worktree until it is complete.
         self._query("worktree", "remove", "--force", "--force", str(place))
 
+    def list_projects(self) -> list[Path]:
+        """Return the directories with a ``pyproject.toml`` or ``setup.py``, relative to the top."""
+        names = self._listed("--", ":(glob)**/pyproject.toml", ":(glob)**/setup.py")
+        return sorted({Path(name).parent for name in names})
+
     def read_file(self, commit: str, name: str) -> str:
         """Return the text of a file in a commit; empty if there is no such file."""
         return self._query("show", f"{commit}:{name}") or ""
@@ -199,6 +205,19 @@ def _stat(root: Path, name: str) -> str:
     return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0"
 
 
+@cache
+def _batch_ssh(directory: Path) -> dict[str, str]:
+    """The command of the user, such as one with a key for CI, stays."""
+    done = subprocess.run(
+        ["git", "-C", str(directory), "config", "core.sshCommand"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=without_git_variables(os.environ),
+        check=False,
+    )
+    return {} if done.stdout else BATCH
+
+
 def _run_git(
     directory: Path, args: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -209,7 +228,7 @@ def _run_git(
         text=True,
         errors="surrogateescape",
         env={
-            **BATCH,
+            **_batch_ssh(directory),
             **without_git_variables(os.environ),
             **WITHOUT_QUESTIONS,
             "LC_ALL": "C",

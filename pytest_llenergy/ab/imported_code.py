@@ -17,12 +17,13 @@ from pathlib import Path
 
 import msgspec
 
+from pytest_llenergy.ab.checkouts import Repository
 from pytest_llenergy.ab.schedule import Side
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import MALFORMED
 from pytest_llenergy.record.files import read_limited
 
-#: Where a checkout may have the modules that it installs.
+#: Where a checkout may have the modules that it installs, besides its projects in subfolders.
 SOURCE_ROOTS = (".", "src", "python", "lib")
 
 #: End of the message.
@@ -105,11 +106,13 @@ def check_imported_modules(
     Raises:
         PlanError: If a module did not come from the side's own checkout.
     """
+    projects = Repository(side.root).list_projects()
+    parents = [*map(Path, SOURCE_ROOTS), *(Path(each, below) for each in projects for below in (".", "src"))]
     for name, places in _read_imports(modules):
         if any(_belongs_to_side(place, side) for place in places):
             continue
         place = places[0]
-        own = _find_own(name, side.root)
+        own = _find_own(name, side.root, parents)
         installed = _is_installed(place) or info.contains(place, repository)
         if own is None and (installed or not _is_foreign(place, side, repository, other)):
             continue
@@ -117,12 +120,12 @@ def check_imported_modules(
         raise PlanError(f"{side.name} imported {name} from {place}{expected}, {SAME_CODE}")
 
 
-def _find_own(name: str, root: Path) -> str | None:
+def _find_own(name: str, root: Path, parents: Sequence[Path]) -> str | None:
     """Return the checkout's own module or package of this name, relative to its top, if there is one."""
     path = Path(*name.split("."))
     if path.parts[0] in sys.stdlib_module_names:
         return None
-    places = [Path(parent, path) for parent in SOURCE_ROOTS]
+    places = [parent / path for parent in parents]
     found = [str(place) for place in places if (root / place / "__init__.py").is_file()]
     found += [f"{place}.py" for place in places if (root / f"{place}.py").is_file()]
     return found[0] if found else None

@@ -13,8 +13,8 @@ records of several versions.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from math import log, log1p
 from operator import attrgetter
 from statistics import fmean, median
@@ -83,15 +83,19 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
 
 
 def _host_facts(hosts: Sequence[Environment | None]) -> dict[str, str]:
-    known = [each.host for each in hosts if each is not None]
+    known = sorted((each.host for each in hosts if each is not None), key=_host_order)
     if len(known) < len(hosts):
         return {"host": UNKNOWN}
     return {
-        "cpu.model": _count_values([each.cpu_model for each in known]),
-        "cpu.machine": _count_values([each.machine for each in known]),
-        "cpu.count": _count_values([str(each.logical_cpus) for each in known]),
-        "host.memory": _count_values([f"{round(each.memory_bytes / 2**30)} GiB" for each in known]),
+        "cpu.model": _count_runs([each.cpu_model for each in known]),
+        "cpu.machine": _count_runs([each.machine for each in known]),
+        "cpu.count": _count_runs([str(each.logical_cpus) for each in known]),
+        "host.memory": _count_runs([f"{round(each.memory_bytes / 2**30)} GiB" for each in known]),
     }
+
+
+#: Hosts are listed in this order in each fact, so that it shows which CPU has which memory.
+_host_order = attrgetter("cpu_model", "machine", "logical_cpus", "memory_bytes")
 
 
 def _describe_settings(board: BoardSettings) -> str:
@@ -146,11 +150,14 @@ def _power_limit_w(board: Board | None, boards: Iterable[Board]) -> float | None
 
 def _count_values(values: Iterable[str]) -> str:
     """List distinct values, with counts if there are several: ``NVIDIA H200, NVIDIA L4 x2``."""
-    found = list(values)
-    if len(set(found)) == 1:
-        return found[0]
-    counts = Counter(found)
-    return ", ".join(f"{value} x{count}" if count > 1 else value for value, count in sorted(counts.items()))
+    return _count_runs(sorted(values))
+
+
+def _count_runs(values: Iterable[str]) -> str:
+    runs = [(value, len(list(same))) for value, same in groupby(values)]
+    if len(runs) == 1:
+        return runs[0][0]
+    return ", ".join(f"{value} x{count}" if count > 1 else value for value, count in runs)
 
 
 def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:

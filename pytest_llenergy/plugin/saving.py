@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.plugin.collected import collected_by
-from pytest_llenergy.plugin.session import state_of
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests, relative_path
@@ -21,10 +20,10 @@ from pytest_llenergy.report.store import read_report
 
 @dataclass(frozen=True)
 class SavedReport:
-    """The report that a run is to replace: its file, and the backends of the tests that it has measured."""
+    """The report that a run is to replace: its file, and the tests that it has measured."""
 
     path: Path
-    measured: Mapping[str, str | None]
+    measured: Sequence[str]
 
     def describe(self, names: Sequence[str]) -> str:
         """Describe some of its tests by their number and one name."""
@@ -34,7 +33,7 @@ class SavedReport:
     def list_missing(self, records: Collection[Record], config: pytest.Config) -> tuple[list[str], list[str]]:
         """Return the tests that a run has not measured: those that are left, and those that are gone.
 
-        The latter are tests whose file is gone, or was collected whole without them.
+        The latter are tests whose file is gone, or was collected whole without their function.
         """
         measured = {record.id for record in records if record.counts}
         missing = [name for name in self.measured if name not in measured]
@@ -42,8 +41,7 @@ class SavedReport:
         # These hide tests from collection, or give them other names.
         if left and not config.getoption("lf", False) and config.getoption("dist", "no") != "each":
             collected = collected_by(config)
-            backends = {None, *(spec.name for spec in state_of(config).selected_backends)}
-            left = {name for name in left if self.measured[name] not in backends or not collected.lacks(name)}
+            left = {name for name in left if not collected.lacks(name)}
         return [name for name in missing if name in left], [name for name in missing if name not in left]
 
 
@@ -62,9 +60,4 @@ def read_saved(config: pytest.Config) -> SavedReport | None:
     except ReportError as error:
         source = f"{option_source(config, 'save')}={name}"
         raise usage_error(f"{source}: {error}; save under another name, or delete the file") from None
-    measured = {
-        name: str(each.params.get("backend")) if each.backend is not None else None
-        for name, each in records.items()
-        if each.counts
-    }
-    return SavedReport(path, measured)
+    return SavedReport(path, [name for name, each in records.items() if each.counts])

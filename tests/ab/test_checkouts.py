@@ -138,3 +138,18 @@ def test_submodules_and_lfs_files_are_noted_as_missing(project: Project) -> None
     message = list_omissions(found, project.commit())
     assert "submodules, which are not checked out" in message[0]
     assert "uses Git LFS: its files are pointers" in message[1]
+
+
+def test_the_user_s_own_ssh_command_fetches_what_a_partial_clone_lacks(
+    project: Project, tmp_path: Path
+) -> None:
+    """As after actions/checkout with ``ssh-key``."""
+    for name in ("allowFilter", "allowAnySHA1InWant"):
+        project.git("config", f"uploadpack.{name}", "true")
+    ssh, clone = tmp_path / "ssh", tmp_path / "clone"
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\neval "$last"\n')
+    ssh.chmod(0o755)
+    url = f"ssh://none.invalid{project.path}"
+    project.git("clone", "-qn", "--filter=blob:none", "-c", f"core.sshCommand={ssh}", url, str(clone))
+    check_out(find_repository(clone), project.git("rev-parse", "HEAD"), tmp_path / "base")
+    assert (tmp_path / "base" / "work.py").exists()

@@ -34,7 +34,15 @@ def side_at(root: Path, project: Project) -> Side:
 
 
 @pytest.mark.parametrize(
-    "own", ["src/thing/__init__.py", "python/thing/__init__.py", "src/thing.py", "thing.py"]
+    "own",
+    [
+        "src/thing/__init__.py",
+        "python/thing/__init__.py",
+        "packages/a/thing/__init__.py",
+        "packages/b/src/thing.py",
+        "src/thing.py",
+        "thing.py",
+    ],
 )
 @pytest.mark.parametrize("place", ["site-packages", "clone/src"])
 def test_own_code_imported_from_elsewhere_is_refused(
@@ -42,7 +50,10 @@ def test_own_code_imported_from_elsewhere_is_refused(
 ) -> None:
     """A copy that is installed, or an editable installation of another clone."""
     project.write(own, "")
-    module = tmp_path / place / own.split("/", own.count("/") and 1)[-1]
+    for project_file in ("packages/a/pyproject.toml", "packages/b/setup.py"):
+        project.write(project_file, "")
+    project.commit()
+    module = tmp_path / place / own[own.index("thing") :]
     imports = tmp_path / "imports"
     imports.mkdir()
     (imports / "1.json").write_text(json.dumps({"thing": [str(module)]}))

@@ -89,6 +89,12 @@ def test_unlike_hosts_are_compared_by_what_they_are_in_whatever_order_they_come(
     assert len({fingerprint(device_facts(record, where)) for record, where in runs}) == 1
 
 
+def test_hosts_that_have_each_other_s_parts_are_others() -> None:
+    base = on(node("n1", cpu_model="A", logical_cpus=64), node("n2", cpu_model="B", logical_cpus=96))
+    head = on(node("n1", cpu_model="A", logical_cpus=96), node("n2", cpu_model="B", logical_cpus=64))
+    assert device_differences(PAIR, PAIR, base, head) == ["cpu.count: 64, 96 -> 96, 64"]
+
+
 def test_a_host_of_a_cluster_equals_the_same_host_of_a_local_run() -> None:
     assert device_differences(CPU, ranks_on("n1"), node("n1"), on(node("n1"))) == []
     assert device_differences(CPU, ranks_on("n1"), node("n1"), on(node("n1", logical_cpus=8))) == [

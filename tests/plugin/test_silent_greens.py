@@ -104,6 +104,26 @@ def test_a_gate_that_does_not_cover_a_test_says_so(
         result.stdout.fnmatch_lines([line])
 
 
+@pytest.mark.parametrize(
+    ("code", "options", "status", "line"),
+    [
+        ("import pytest\npytest.importorskip('no_such_library')\n", [], 1, lost("its file was skipped")),
+        ("collect_ignore = ['test_b.py']\n", [], 1, lost("its file was skipped")),
+        ("", ["--ignore=gpu/test_b.py"], 0, MISSING),
+        ("", ["test_a.py"], 0, MISSING),
+    ],
+)
+def test_a_file_that_its_folder_hides_was_skipped(
+    quick_suite: pytest.Pytester, code: str, options: list[str], status: int, line: str
+) -> None:
+    quick_suite.makepyfile(**{"test_a": ONE, "gpu/test_b": B})
+    quick_suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
+    quick_suite.makepyfile(**{"gpu/conftest": code})
+    result = quick_suite.runpytest(COMPARE, FAIL, *options)
+    result.stdout.fnmatch_lines([line])
+    assert result.ret == status
+
+
 @pytest.mark.parametrize("option", ["--energy-floor=50%", "--energy-compare=none.json"])
 def test_a_gate_that_means_nothing_is_refused(base: pytest.Pytester, option: str) -> None:
     result = base.runpytest(COMPARE, option)
