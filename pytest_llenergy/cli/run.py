@@ -259,8 +259,7 @@ def domain_lines(
             yield f"{name}: no joules in {format_seconds(duration_s)}: {energy.reason}"
             continue
         # The accuracy of the source is a rectangular distribution between its limits.
-        width_j = (energy.high_j or 0.0) - (energy.low_j or 0.0)
-        u_j = math.hypot(energy.energy_u_j, width_j / math.sqrt(12))
+        u_j = math.hypot(energy.energy_u_j, energy.width_j / math.sqrt(12))
         yield f"{name}: {_format(energy.energy_j, u_j, duration_s)} ({energy.kind}, {scope})"
 
 

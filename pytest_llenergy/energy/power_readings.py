@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -31,12 +32,14 @@ LEEWAY = 1.1
 #: time: two refreshes may come in the time of one.
 FASTER, SHORTEST_SHARE = 2.5, 0.1
 
-#: A reading is an average if so many changes in a row are alike, each to this share of the one before it, and
-#: above this share of the highest power: a step of power becomes a ramp.
-ALIKE, LIKENESS, LEAST_CHANGE = 5, 0.4, 0.02
+#: A reading is an average if a step of power becomes a ramp as long as the averaging time, to these shares of
+#: it: at least so many changes in a row, above this share of the highest power, that are alike to this share.
+#: Power itself may rise as evenly, but hardly for as long.
+ALIKE, LIKENESS, LEAST_CHANGE, RAMP = 5, 0.4, 0.02, (0.8, 1.25)
 
-#: A reading that stood still was out of date if the next one differs by less than this share. A larger change
-#: is that of the power itself, which wakes the sensor.
+#: A reading that stood still was out of date by its difference to the next one if that is below this share.
+#: Otherwise, and until the next one comes, power may be as low as ever: after work, or before it wakes the
+#: sensor.
 DRIFT = 0.3
 
 #: An average that was refreshed in time more often than this in a row, and then was not, may have gone on as
@@ -53,8 +56,7 @@ class PowerWatch:
 
     A running average over s cannot change by more than the highest power times T/s in a time T. A reading
     that does is plain, whatever was thought before; one that answers a step of power with a ramp is an
-    average. Some boards refresh their reading rarely while idle: a new reading that differs a little from
-    one that stood for long shows that the old one was out of date.
+    average. Some boards refresh their reading rarely while idle: one that stands still may be out of date.
 
     Args:
         smear_s: Time over which the reading may average, 0 if it is plain (seconds).
@@ -69,21 +71,28 @@ class PowerWatch:
         self.averages: bool | None = None if smear_s else False
         self._smear_s, self._highest_w, self._refresh_s = smear_s, highest_w or math.inf, refresh_s
         self._stale: deque[tuple[float, float, float]] = deque(maxlen=256)
-        self._changed_s = 0.0
+        self._changed_s = self._read_s = 0.0
         self._watts: float | None = None
+        self._lowest_w = math.inf
         self._step_w = 0.0
-        self._alike = self._regular = 0
+        self._ramp: deque[tuple[float, float]] = deque(maxlen=256)
+        self._regular = 0
+        self._moves = False
 
     def add(self, time_s: float, watts: float) -> None:
         """Add a reading made at a monotonic time (seconds)."""
+        self._read_s, self._lowest_w = time_s, min(watts, self._lowest_w)
         if watts == self._watts:
+            if self._ramp and time_s - self._changed_s > 1.5 * self._refresh_s:
+                self._end_ramp()
             return
         if self._watts is not None:
             elapsed_s, step_w = time_s - self._changed_s, watts - self._watts
             stood_s = elapsed_s - self._refresh_s
             self._regular += 1
+            self._moves |= self._regular >= ALIKE
             if stood_s > self._refresh_s / 2:
-                off_w = abs(step_w) if abs(step_w) < DRIFT * watts else 0.0
+                off_w = abs(step_w) if abs(step_w) < DRIFT * watts else self._most_off_w()
                 if self._regular > REGULAR and self.averages is not False:
                     off_w = max(off_w, abs(self._step_w) * stood_s / self._refresh_s)
                 self._stale.append((self._changed_s, time_s, off_w * stood_s))
@@ -94,17 +103,39 @@ class PowerWatch:
         self._watts, self._changed_s = watts, time_s
 
     def _classify(self, step_w: float, share: float) -> None:
-        alike = abs(step_w - self._step_w) <= LIKENESS * abs(self._step_w) and share < 0.5
-        self._alike = self._alike + 1 if alike and abs(step_w) > LEAST_CHANGE * self._highest_w else 0
         if abs(step_w) > FASTER * self._highest_w * max(share, SHORTEST_SHARE):
             self.averages = False
-        elif self._alike >= ALIKE and self.averages is None:
+        if abs(step_w) <= LEAST_CHANGE * self._highest_w:
+            self._end_ramp()
+            return
+        if self._ramp and step_w * self._ramp[-1][0] < 0:
+            self._ramp.clear()
+        self._ramp.append((step_w, share))
+
+    def _end_ramp(self) -> None:
+        """Decide what the changes before steady power were. The first and the last may be partial."""
+        ramp = list(self._ramp)
+        self._ramp.clear()
+        if self.averages is not None or len(ramp) < ALIKE + 2:
+            return
+        inner_w = [step_w for step_w, _ in ramp[1:-1]]
+        usual_w = median(inner_w)
+        length = sum(step_w for step_w, _ in ramp) / usual_w * median(share for _, share in ramp)
+        alike = all(abs(step_w - usual_w) <= LIKENESS * abs(usual_w) for step_w in inner_w)
+        if alike and RAMP[0] <= length <= RAMP[1]:
             self.averages = True
+
+    def _most_off_w(self) -> float:
+        # One that never moves at each refresh may stand still since power does.
+        return self._watts - self._lowest_w if self._moves and self._watts is not None else 0.0
 
     def stale_j(self, start_ns: int, end_ns: int) -> float:
         """Return by how much energy readings were off that were out of date between two moments."""
-        # The reader may add one meanwhile.
-        return sum(off_j for a, b, off_j in list(self._stale) if a * 1e9 < end_ns and b * 1e9 > start_ns)
+        # The reader may add one meanwhile. The present reading may be out of date already.
+        stale, stood_s = list(self._stale), self._read_s - self._changed_s - self._refresh_s
+        if self._watts is not None and stood_s > self._refresh_s / 2:
+            stale.append((self._changed_s, self._read_s, self._most_off_w() * stood_s))
+        return sum(off_j for a, b, off_j in stale if a * 1e9 < end_ns and b * 1e9 > start_ns)
 
 
 class IntegratedPower:

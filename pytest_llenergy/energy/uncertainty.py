@@ -194,8 +194,7 @@ def absolute_uncertainty_j(total: WindowEnergy, domains: Sequence[DomainEnergy])
     """
     if total.energy_j is None:
         return None
-    widths = [(each.high_j or 0.0) - (each.low_j or 0.0) for each in domains]
-    return math.sqrt(total.variances.total + sum(widths) ** 2 / 12)
+    return math.sqrt(total.variances.total + sum(each.width_j for each in domains) ** 2 / 12)
 
 
 def student_factor(degrees: float) -> float:

@@ -15,7 +15,7 @@ from pytest_llenergy.energy.joint_solution import (
 )
 from pytest_llenergy.energy.quiet_gaps import Quiet
 from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy, sum_energies
+from pytest_llenergy.energy.uncertainty import NOTHING, Variances, WindowEnergy, sum_energies
 from pytest_llenergy.energy.window_arithmetic import energy_between
 from pytest_llenergy.record.timeline import Timeline
 
@@ -146,19 +146,27 @@ def _solve_phases(
         for name, several in spans.items():
             unseen = Variances(coverage=len(several) * (missed_s * step_w) ** 2 / 6)
             solved[name] = replace(solved[name], variances=solved[name].variances + unseen)
-    return _add_up_to(whole, solved)
+    # A decode of one token has no length.
+    last = min(parts, key=lambda part: (-part[1], part[0]))[2]
+    return _add_up_to(whole, solved, last)
 
 
-def _add_up_to(whole: WindowEnergy, phases: dict[str, WindowEnergy]) -> dict[str, WindowEnergy]:
+def _add_up_to(whole: WindowEnergy, phases: dict[str, WindowEnergy], last: str) -> dict[str, WindowEnergy]:
     """Return phases whose sum is the energy of the round, which its quiet gaps tell more closely.
 
-    The difference goes to the phases by their variances.
+    The difference goes to the phases by their variances. The ``last`` one may have that of power after the
+    work, as the round does.
     """
     if whole.energy_j is None:
         return phases
     excess_j = whole.energy_j - sum(each.energy_j or 0.0 for each in phases.values())
     total = sum(each.variances.total for each in phases.values()) or 1.0
+    tail = Variances(shape=whole.variances.shape)
     return {
-        name: replace(each, energy_j=(each.energy_j or 0.0) + excess_j * each.variances.total / total)
+        name: replace(
+            each,
+            energy_j=(each.energy_j or 0.0) + excess_j * each.variances.total / total,
+            variances=each.variances + (tail if name == last else NOTHING),
+        )
         for name, each in phases.items()
     }

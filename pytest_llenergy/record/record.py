@@ -141,6 +141,12 @@ class DomainEnergy(StoredStruct, frozen=True):
     whole_j: Number | None = None
     reason: str | None = None
 
+    @property
+    def width_j(self) -> float:
+        """Width (J) of the limits, also where the lower one is cut at zero, so that they are uneven."""
+        low_j, high_j = self.low_j or 0.0, self.high_j or 0.0
+        return max(high_j - low_j, 0.0 if low_j > 0 else 2 * (high_j - (self.energy_j or 0.0)))
+
 
 def without_host(domain: str) -> str:
     """Return the name of a domain on its own host: ``gpu:GPU-…`` for ``host/gpu:GPU-…``."""

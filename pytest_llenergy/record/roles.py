@@ -76,7 +76,7 @@ def _restrict(round_: Round, domains: Sequence[str]) -> Round:
     missing = next((part.reason for part in parts if part.energy_j is None), None)
     terms = _add_terms(parts)
     u_j = math.hypot(*msgspec.structs.astuple(terms))
-    width_j = sum((part.high_j or 0.0) - (part.low_j or 0.0) for part in parts)
+    width_j = sum(part.width_j for part in parts)
     whole = len(parts) == len(domains) and all(part.energy_j is not None for part in parts)
     return msgspec.structs.replace(
         round_,

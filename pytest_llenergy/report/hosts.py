@@ -45,7 +45,7 @@ def _sum(energies: Sequence[DomainEnergy]) -> HostEnergy:
         if each.energy_j is None:
             return HostEnergy(None, None, each.reason)
     u_j = sum(each.energy_u_j or 0.0 for each in energies)
-    width_j = sum((each.high_j or 0.0) - (each.low_j or 0.0) for each in energies)
+    width_j = sum(each.width_j for each in energies)
     # A rectangular distribution, as in ``energy.uncertainty.absolute_uncertainty_j``.
     return HostEnergy(
         sum(each.energy_j or 0.0 for each in energies), math.hypot(u_j, width_j / math.sqrt(12))

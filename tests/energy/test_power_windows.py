@@ -126,3 +126,29 @@ def test_how_readings_move_shows_whether_they_are_averages(
     assert known > WINDOWS / 3
     assert len(scores) > WINDOWS / 2
     assert fmean(score <= 2 for score in scores) >= 0.95
+
+
+def test_plain_power_that_ramps_up_is_not_taken_for_an_average() -> None:
+    """It rises from 30 to 135 W in 0.7 s; a window at its end was 78 % too low."""
+    watch = PowerWatch(1.0, 450.0, 0.1)
+    for n in range(30):
+        watch.add(n / 10, 30 + 15 * min(max(n - 10, 0), 7) + n % 2 / 100)
+    assert not watch.averages
+
+
+@pytest.mark.parametrize("until_s", [5.9, 8.0], ids=["it still stands", "it has moved"])
+def test_a_reading_that_stands_still_after_work_is_doubted(until_s: float) -> None:
+    """A board that draws 120 W until 5.05 s, and then refreshes its reading of 69 W a second later."""
+    watch, refresh = PowerWatch(0.0, 130.0, 0.1), refresh_with_period(0.1, 1.0)
+    power, series = refresh.integral(watch), Series("nvml", domain(period_s=0.1))
+    series.domain = series.domain._replace(integrated=True, late_s=refresh.late_s, watch=watch)
+    busy = [(n / 10, 120 + n % 2 / 100) for n in range(11, 51)]
+    refreshes = [(0.0, 18.0), *busy, (5.1, 69.0), (6.1, 18.0), (7.1, 18.01)]
+    for n in range(round(until_s * 100)):
+        watts = [watts for at_s, watts in refreshes if at_s <= n / 100][-1]
+        moment = EPOCH + n * 10 * MS
+        series.add(moment, moment, power.add(moment / S, watts))
+    energy = energy_between(series, EPOCH + 4 * S, EPOCH + 5500 * MS)
+    assert energy.energy_j is not None
+    assert energy.u_j is not None
+    assert abs(energy.energy_j - (120 * 1.05 + 18 * 0.45)) <= 2 * energy.u_j

@@ -293,6 +293,10 @@ def test_power_that_still_falls_after_the_work_widens_the_round_and_flags_it(lat
         assert result.energy_j is not None
         assert result.energy_u_j is not None
         assert abs(result.energy_j - wave.joules(START, END)) <= 2 * result.energy_u_j
+        decode = result.phases[1]
+        assert decode.energy_j is not None
+        assert decode.energy_u_j is not None
+        assert abs(decode.energy_j - wave.joules(BORDER, END)) <= 2 * decode.energy_u_j
         assert "doubtful" in [flag.name for flag in result.flags]
 
 

@@ -312,10 +312,10 @@ def replay(
     )
     session: Any = ReplaySession(board, machine, way)
     modules = [vars(nvml), vars(selfcheck)]
-    kept = [module["time"] for module in modules]
+    kept = [module["real_time"] for module in modules]
     try:
         for module in modules:
-            module["time"] = clock
+            module["real_time"] = clock
         sources = nvml.find_sources(session, session.handle)
         uuid = session.handle.uuid
         polls = {uuid: nvml._poll(session, sources)}
@@ -329,5 +329,5 @@ def replay(
         spells += [Spell(*each, at_work=False) for each in closely]
         return run_reader(machine, [meter], rng, EPOCH + round(until_s * S), spells)
     finally:
-        for module, time in zip(modules, kept, strict=True):
-            module["time"] = time
+        for module, real_time in zip(modules, kept, strict=True):
+            module["real_time"] = real_time

@@ -43,7 +43,7 @@ from tests.energy.waves import EPOCH, S
 from tests.measure.marks import account_here, iteration, measured_round
 
 #: Flags that say nothing against a number, or are about the host of the benchmark.
-SOFT = {"imprecise", "unmeasured", "contended", "stolen", "foreign-unknown"}
+SOFT = {"imprecise", "unmeasured", "contended", "gpu-processes"}
 
 #: Lengths of windows, of windows in a loop and of rounds (seconds).
 LENGTHS = {"windows": ((0.05, 0.3), (0.3, 1.0), (1.0, 5.0)), "loops": ((0.05, 0.3), (0.3, 1.0))}
