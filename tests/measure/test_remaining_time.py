@@ -97,13 +97,13 @@ def test_the_remaining_time_follows_from_the_rounds_so_far(of_four_rounds: Measu
 
 
 def test_a_spent_budget_shortens_the_announced_number_of_rounds() -> None:
-    """The budget allows a warm-up and four rounds of 0.1 s with gaps of 0.175 s at most."""
+    """The budget allows a warm-up and six rounds of 0.1 s with gaps of 0.1 s at most."""
     result, listener = measure_with_listener(
         warmup=1, rounds=9, floor=2, iterations=1, budget_s=2.0, target=0.9
     )
     (first,) = (step for step in listener.steps if (step.stage, step.number) == ("round", 1))
     assert first.of is not None
-    assert 2 <= len(result.rounds) <= first.of <= 4
+    assert 2 <= len(result.rounds) <= first.of <= 6
 
 
 LEVEL = [round_of(joules) for joules in (10.0, 10.1, 9.9, 10.0)]
