@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of docs/ray.md has the shape of a RayCluster. KubeRay's own schema, of 1 MB, is not here."""
+"""The manifest of docs/several-machines.md has the shape of a RayCluster. KubeRay's own schema, of 1 MB, is not here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 yaml = pytest.importorskip("yaml")
 
-PAGE = Path(__file__).parents[2] / "docs" / "ray.md"
+PAGE = Path(__file__).parents[2] / "docs" / "several-machines.md"
 
 #: Fields of RayCluster's specification and of a group of workers in ray.io/v1 that a manifest may have.
 SPEC = {"rayVersion", "headGroupSpec", "workerGroupSpecs", "enableInTreeAutoscaling", "suspend"}
