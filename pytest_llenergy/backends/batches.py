@@ -3,15 +3,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.timeline import RequestTimeline
 
+#: A prompt of so many characters is checked for an end that its tokenizer has dropped.
+LONG_PROMPT = 256
+
+#: Tokens that a prompt encoded in two parts may have more than the same prompt encoded as one.
+SEAM_TOKENS = 16
+
+
+def encode_prompts(
+    backend: str, encode: Callable[[str], Sequence[int]], prompts: Sequence[str]
+) -> list[list[int]]:
+    """Return the token ids of each prompt, all of it.
+
+    Args:
+        backend: Name of the backend, for messages.
+        encode: Returns the token ids of one text.
+        prompts: The prompts.
+
+    Raises:
+        BackendError: If a prompt has no tokens, or if ``encode`` drops a part of it: what follows a NUL, or a
+            fixed number of tokens.
+    """
+    rows = [list(map(int, encode(prompt))) for prompt in prompts]
+    for prompt, row in zip(prompts, rows, strict=True):
+        if not row:
+            raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
+        whole = _count_whole(encode, prompt, row)
+        if whole is not None:
+            what = "a NUL, at which it ends; remove it" if "\0" in prompt else "no room for it; shorten it"
+            raise BackendError(
+                f"{backend}: its tokenizer keeps {len(row)} of the {whole} tokens of a prompt: {what}"
+            )
+    return rows
+
+
+def _count_whole(encode: Callable[[str], Sequence[int]], prompt: str, row: Sequence[int]) -> int | None:
+    """Return how many tokens a prompt has if ``row`` lacks some of them, counted part by part."""
+    has_nul = "\0" in prompt
+    if not has_nul and len(prompt) < LONG_PROMPT:
+        return None
+    middle = max(prompt.find(" ", len(prompt) // 2), 0) or len(prompt) // 2
+    texts = prompt.split("\0") if has_nul else [prompt[:middle], prompt[middle:]]
+    parts = [list(encode(text)) for text in texts]
+    special = len(encode(""))
+    whole = sum(len(part) - special for part in parts) + special
+    missing = whole - len(row)
+    ends_alike = not has_nul and parts[-1][-1:] == list(row[-1:])
+    return whole if missing > SEAM_TOKENS or (missing > 0 and not ends_alike) else None
+
+
+def check_processed(backend: str, given: Sequence[int], processed: Sequence[int]) -> None:
+    """Check the prompt tokens that a library has processed, one count per prompt, against those it was given.
+
+    Raises:
+        BackendError: If they differ.
+    """
+    for number, (wanted, done) in enumerate(zip(given, processed, strict=True)):
+        if wanted != done:
+            raise BackendError(f"{backend}: processed {done} of the {wanted} tokens of prompt {number}")
+
 
 def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, limit: int | None) -> None:
-    """Check that each prompt has tokens and that the longest one, with its output, fits the model.
+    """Check that the longest prompt, with its output, fits the model.
 
     Beyond its context length most libraries silently generate nonsense.
 
@@ -22,10 +81,8 @@ def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, lim
         limit: Context length of the model in tokens; None if unknown.
 
     Raises:
-        BackendError: If a prompt is empty or too long.
+        BackendError: If it does not.
     """
-    if 0 in lengths:
-        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
     tokens = max(lengths) + max_new_tokens
     if limit is not None and tokens > limit:
         raise BackendError(

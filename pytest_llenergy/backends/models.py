@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,23 +168,6 @@ def load_tokenizer(model: ModelSource, path: str) -> Any:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(explain_load_error(model, error)) from error
-
-
-def encode_prompts(backend: str, tokenizer: Any, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each prompt.
-
-    Args:
-        backend: Name of the backend, for messages.
-        tokenizer: The model's tokenizer.
-        prompts: The prompts.
-
-    Raises:
-        BackendError: If a prompt has no tokens.
-    """
-    ids = [[int(token) for token in tokenizer.encode(prompt)] for prompt in prompts]
-    if not all(ids):
-        raise BackendError(f"{backend}: a prompt has no tokens; leave empty prompts out")
-    return ids
 
 
 def first_error_line(error: BaseException) -> str:

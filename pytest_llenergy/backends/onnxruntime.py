@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.batches import batch_result, check_lengths
+from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import (
     GENAI_CONFIG,
     NO_TELEMETRY,
@@ -26,7 +26,7 @@ from pytest_llenergy.backends.convert import (
     onnx_directory,
 )
 from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options, show_options
-from pytest_llenergy.backends.models import ModelSource, encode_prompts
+from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
@@ -91,10 +91,11 @@ SPEC = BackendSpec(
 
 @dataclass(frozen=True)
 class Steps:
-    """The tokens of each step, one per row, and when they were available."""
+    """The tokens of each step, one per row, and when they were available; the length of a row at the end."""
 
     tokens: list[list[int]]
     times_ns: list[int]
+    length: int
 
 
 @dataclass
@@ -135,9 +136,10 @@ class OnnxRuntimeJob:
                 unfinished = [row for row in unfinished if step[row] not in self.ends]
                 if not unfinished:
                     break
-        return Steps(tokens, times_ns)
+        return Steps(tokens, times_ns, generator.token_count())
 
     def result(self, outcome: Steps) -> Generation:
+        check_processed("onnxruntime", [max(self.lengths)], [outcome.length - len(outcome.tokens)])
         rows = zip(*outcome.tokens, strict=True)
         token_ids = [cut_at_end(list(row), self.ends) for row in rows]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
@@ -239,7 +241,7 @@ class OnnxRuntimeBackend:
         import numpy
 
         shape = self._shape
-        rows = encode_prompts("onnxruntime", self._tokenizer, prompts)
+        rows = encode_prompts("onnxruntime", self._tokenizer.encode, prompts)
         lengths = [len(row) for row in rows]
         longest = max(lengths)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
@@ -289,7 +291,7 @@ class OnnxRuntimeBackend:
             raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(row) for row in encode_prompts("onnxruntime", self._tokenizer, texts)]
+        return [len(row) for row in encode_prompts("onnxruntime", self._tokenizer.encode, texts)]
 
     def synchronize(self) -> None:
         """Each step returns when the CPU has finished."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
-from pytest_llenergy.backends.batches import batch_result, check_lengths
+from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import build_cached
 from pytest_llenergy.backends.engine_options import (
     NO_PREFIX_CACHE,
@@ -190,6 +190,7 @@ class OpenVinoBackend:
         inputs = self._tokenizer.encode(list(prompts))
         # OpenVINO's own count covers the first prompt only.
         lengths = [int(row.sum()) for row in inputs.attention_mask.data]
+        check_processed("openvino", self.count_tokens(prompts), lengths)
         check_lengths("openvino", lengths, params.max_new_tokens, self._max_positions)
         if sum(lengths) > self._step_tokens and not self._splits:
             raise BackendError(
@@ -221,7 +222,10 @@ class OpenVinoBackend:
         return estimate_flops_from_file(self._source, done, padded=False)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [int(self._tokenizer.encode(text).attention_mask.data.sum()) for text in texts]
+        return [len(row) for row in encode_prompts("openvino", self._encode, texts)]
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text).input_ids.data.ravel()] if text else []
 
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""

@@ -5,9 +5,9 @@ BACKEND = """
 import time
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.batches import check_lengths, stamped_result
+from pytest_llenergy.backends.batches import encode_prompts, stamped_result
 from pytest_llenergy.backends.convert import build_cached, pretrained_path, source_key
-from pytest_llenergy.backends.models import encode_prompts, load_tokenizer, translate_load_errors
+from pytest_llenergy.backends.models import load_tokenizer, translate_load_errors
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Precision
 
@@ -52,8 +52,7 @@ class CTranslate2Backend:
     def prepare(self, prompts, params):
         if params.do_sample:
             raise BackendError("ctranslate2: its threads take a seed when they start, not later")
-        rows = encode_prompts("ctranslate2", self.tokenizer, prompts)
-        check_lengths("ctranslate2", [len(row) for row in rows], params.max_new_tokens, None)
+        rows = encode_prompts("ctranslate2", self.tokenizer.encode, prompts)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else {self.tokenizer.eos_token_id})}
         return CTranslate2Job(self.generator, self.tokenizer, rows, params.max_new_tokens, sorted(ends))
 

@@ -41,7 +41,14 @@ def test_generates(energy, backend):
     stop = {"stop_token_ids": (lone[0].token_ids[0][2],)} if "STOPS" in os.environ else {}
     early = backend.generate(PROMPTS[:1], max_new_tokens=6 if stop else 3, **stop)
     run = energy(backend.generate, PROMPTS, max_new_tokens=6, ignore_eos=True)
+    refused = {}
+    for name, prompt in (("long", "hello " * 9000), ("nul", "One, two,\\0 three, four, five, six, seven")):
+        try:
+            refused[name] = backend.generate([prompt], max_new_tokens=2).requests[0].input_tokens
+        except Exception as error:
+            refused[name] = str(error)
     found = {
+        "refused": refused,
         "name": backend.name,
         "tasks": list(backend.tasks),
         "lone": [each.token_ids[0] for each in lone],
@@ -128,6 +135,18 @@ def test_tokens_and_energy_of_a_generation(generated: Generated) -> None:
         assert decode["value"] is not None or decode["reason"]
     first = record["metrics"]["time_to_first_token_s"]
     assert first["value"] is None or 0 < first["value"] < record["metrics"]["duration_s"]["value"]
+
+
+def test_a_prompt_that_the_library_would_cut_is_refused_with_both_numbers(generated: Generated) -> None:
+    """9,000 words are more than the model has room for; a tokenizer in C may end a text at a NUL."""
+    refused = generated[0]["refused"]
+    assert re.search(r"\b[89]\d\d\d\b.*\b8192\b|\b8192\b.*\b[89]\d\d\d\b", str(refused["long"])), refused
+    kept = re.search(r"keeps (\d+) of the (\d+) tokens", str(refused["nul"]))
+    if kept is None:
+        assert refused["nul"] >= 14
+    else:
+        assert int(kept[1]) < 6 < 12 < int(kept[2])
+    assert all("\n" not in str(each) for each in refused.values())
 
 
 ONE_FOR_EACH = """

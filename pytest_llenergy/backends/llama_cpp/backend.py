@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.batches import check_lengths
+from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.llama_cpp.options import CONTEXT_STEP, SMALLEST, Capacity, Settings
 from pytest_llenergy.backends.llama_cpp.server import LlamaServer
@@ -174,8 +174,7 @@ class LlamaCppBackend:
             )
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"llama-cpp: seed is {params.seed}, needs less than 2**32 - 1")
-        rows = [self._tokens(prompt) for prompt in prompts]
-        check_lengths("llama-cpp", [len(row) for row in rows], params.max_new_tokens, None)
+        rows = encode_prompts("llama-cpp", self._tokens, prompts)
         server = self._with_capacity(rows, params.max_new_tokens)
         sampling: dict[str, Any] = {"samplers": ["temperature"], "temperature": 0.0}
         if params.do_sample:
@@ -223,7 +222,7 @@ class LlamaCppBackend:
         return LlamaServer(self._file, self._label, capacity, self._settings, describes=describes)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(self._tokens(text)) for text in texts]
+        return [len(row) for row in encode_prompts("llama-cpp", self._tokens, texts)]
 
     def synchronize(self) -> None:
         """The answer arrives when the CPU has finished."""

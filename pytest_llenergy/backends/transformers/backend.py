@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
-from pytest_llenergy.backends.batches import check_lengths
+from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import combine_options, show_options
 from pytest_llenergy.backends.flops import transformers_job_flops
@@ -167,7 +167,8 @@ class TransformersBackend:
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
         self._options.check(params, len(prompts))
-        inputs = self._tokenizer(list(prompts), return_tensors="pt", padding=True).to(self._device)
+        rows = encode_prompts("transformers", self._encode, prompts)
+        inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
         mask = inputs["attention_mask"]
         if params.repetition_penalty != 1 and not bool(mask.all()):
             raise BackendError(
@@ -175,15 +176,12 @@ class TransformersBackend:
                 "give prompts of one length"
             )
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
-        check_lengths("transformers", mask.sum(dim=1).tolist(), params.max_new_tokens, limit)
+        check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
         if self._options.continuous:
-            ids = [
-                row[row_mask.bool()].tolist() for row, row_mask in zip(inputs["input_ids"], mask, strict=True)
-            ]
             self._batcher = ContinuousBatcher(
-                self._model, generation_config(params, ends, pad), ids, self._options
+                self._model, generation_config(params, ends, pad), rows, self._options
             )
             return ContinuousJob(self._batcher, self._tokenizer)
         mode = self._options.mode
@@ -229,7 +227,10 @@ class TransformersBackend:
         return transformers_job_flops(self._model, job, done, self._tensor)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in self._tokenizer(list(texts))["input_ids"]]
+        return [len(row) for row in encode_prompts("transformers", self._encode, texts)]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text)["input_ids"])
 
     def synchronize(self) -> None:
         if self._device != "cpu":

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_llenergy.backends.batches import check_processed
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
 from pytest_llenergy.backends.transformers.options import LoadOptions
@@ -91,7 +92,7 @@ class ContinuousBatcher:
                 f"of {PAGE_TOKENS} tokens"
             )
         self._model = model
-        self._inputs = inputs
+        self.inputs = inputs
         # transformers' value for: no token ends a sequence.
         config.eos_token_id = -1 if config.eos_token_id is None else config.eos_token_id
         self._config = config
@@ -124,7 +125,7 @@ class ContinuousBatcher:
             self._start()
         manager = self._manager
         ids = manager.add_requests(
-            inputs=self._inputs, max_new_tokens=self._config.max_new_tokens, record_timestamps=True
+            inputs=self.inputs, max_new_tokens=self._config.max_new_tokens, record_timestamps=True
         )
         done: dict[str, Any] = {}
         while len(done) < len(ids):
@@ -174,6 +175,8 @@ class ContinuousJob:
     def result(self, outcome: list[Any]) -> Generation:
         # Not in the window: the thread takes up to 100 ms to stop.
         self.batcher.stop()
+        given = [len(ids) for ids in self.batcher.inputs]
+        check_processed("transformers", given, [len(each.prompt_ids) for each in outcome])
         token_ids = [[int(token) for token in each.generated_tokens] for each in outcome]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(

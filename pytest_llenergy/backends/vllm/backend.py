@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
+from pytest_llenergy.backends.batches import check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.engine_options import PREFIXES_REUSED, show_options
 from pytest_llenergy.backends.models import (
     ModelSource,
-    encode_prompts,
     explain_load_error,
     first_error_line,
 )
@@ -80,15 +80,18 @@ class VllmJob:
         token_ns: list[list[int]] = [[] for _ in self.prompts]
         cached = [0] * len(self.prompts)
         drafts: list[Any] = [None] * len(self.prompts)
+        processed = [0] * len(self.prompts)
         for now_ns, outputs in outcome:
             for output in outputs:
                 number, made = int(output.request_id), output.outputs[0]
                 token_ids[number] += made.token_ids
                 token_ns[number] += [now_ns] * len(made.token_ids)
-                # Every output of a request repeats the number.
+                # Every output of a request repeats both.
+                processed[number] = len(output.prompt_token_ids)
                 cached[number] = max(cached[number], output.num_cached_tokens or 0)
                 # The last one has it.
                 drafts[number] = getattr(made, "spec_decode_metrics", None)
+        check_processed("vllm", list(map(len, self.prompts)), processed)
         if sum(cached) and not self.reuses:
             raise BackendError(
                 f"vllm: took {sum(cached)} prompt tokens from its prefix cache, which should be off; "
@@ -240,7 +243,7 @@ class VllmBackend:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        ids = encode_prompts("vllm", self._tokenizer, prompts)
+        ids = encode_prompts("vllm", self._tokenizer.encode, prompts)
         longest = max(map(len, ids))
         if longest + params.max_new_tokens > self._max_model_len:
             # vLLM would end sequences there and call them finished.
@@ -265,7 +268,7 @@ class VllmBackend:
         return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling, self._lora, self._reuses)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        return [len(row) for row in encode_prompts("vllm", self._tokenizer, texts)]
+        return [len(row) for row in encode_prompts("vllm", self._tokenizer.encode, texts)]
 
     def synchronize(self) -> None:
         """A step returns when its tokens are on the host."""
