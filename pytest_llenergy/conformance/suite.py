@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +13,9 @@ import pytest
 from pytest_llenergy.backends.base import DEGREES, BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
-from pytest_llenergy.conformance import checks, in_rank
+from pytest_llenergy.conformance import checks, ranks
 from pytest_llenergy.conformance.checks import require
-from pytest_llenergy.conformance.harness import LoadedBackend
+from pytest_llenergy.conformance.ranks import LoadCycles, LoadedBackend, Refusal, model_fields
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
 from pytest_llenergy.plugin.session import RunState, state_of
@@ -86,11 +86,11 @@ class BackendConformance:
         return self._make_loaded(spec, self.options, state_of(request.config), _llenergy_lease)
 
     def test_prompts_are_counted_without_padding(self, loaded: LoadedBackend) -> None:
-        batch_result = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
+        batch_result = loaded.generate(list(self._prompts), max_new_tokens=2)
         checks.check_prompt_counts(batch_result, self._prompts)
 
     def test_outputs_are_counted_as_produced(self, loaded: LoadedBackend) -> None:
-        batch_result = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
+        batch_result = loaded.generate(list(self._prompts), max_new_tokens=SHORT)
         checks.check_output_counts(batch_result, SHORT)
 
     def test_a_stop_token_ends_its_sequence(self, loaded: LoadedBackend) -> None:
@@ -102,7 +102,7 @@ class BackendConformance:
         stop = checks.choose_stop_token(free)
         if stop is None:
             pytest.fail("no token ends one of these prompts early and others later; give others", False)
-        batch_result = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True, stop_token_ids=[stop])
+        batch_result = loaded.generate(texts, max_new_tokens=LONG, stop_token_ids=[stop])
         checks.check_stop_token(batch_result, free, stop)
 
     def test_a_padded_batch_gives_what_each_prompt_gives_alone(self, loaded: LoadedBackend) -> None:
@@ -114,15 +114,14 @@ class BackendConformance:
         checks.check_equal_tokens(batch, self._alone(loaded), texts, ("in a batch", "alone"))
 
     def test_timestamps_are_as_declared(self, loaded: LoadedBackend) -> None:
-        batch_result = loaded.generate([next(iter(self._prompts))], max_new_tokens=SHORT, ignore_eos=True)
-        checks.check_timestamps(batch_result, self.spec.capabilities)
-        batch = loaded.generate(list(self._prompts), max_new_tokens=SHORT, ignore_eos=True)
-        checks.check_timestamps(batch, self.spec.capabilities)
+        for texts in (list(self._prompts)[:1], list(self._prompts)):
+            batch_result = loaded.generate(texts, max_new_tokens=SHORT)
+            checks.check_timestamps(batch_result, self.spec.capabilities)
 
     def test_repeated_prompts_are_computed_anew(self, loaded: LoadedBackend) -> None:
         for _ in range(2):
-            batch = loaded.generate(list(self._prompts), max_new_tokens=2, ignore_eos=True)
-            reused = any(request.cached_tokens for request in batch.requests)
+            batch = loaded.generate(list(self._prompts), max_new_tokens=2)
+            reused = any(request.cached_tokens for request in batch.generation.requests)
             require(not reused, "a repeated prompt was taken from a prefix cache; switch that off in load()")
 
     def test_sampling_depends_only_on_the_seed(self, loaded: LoadedBackend) -> None:
@@ -131,10 +130,7 @@ class BackendConformance:
 
         def draw(seed: int) -> list[list[int]]:
             texts = [next(iter(self._prompts))]
-            batch_result = loaded.generate(
-                texts, max_new_tokens=LONG, ignore_eos=True, do_sample=True, seed=seed
-            )
-            return batch_result.token_ids
+            return loaded.generate(texts, max_new_tokens=LONG, do_sample=True, seed=seed).token_ids
 
         first = draw(1)
         same, drawn = draw(1) == first, any(draw(seed) != first for seed in (2, 3, 4))
@@ -169,9 +165,8 @@ class BackendConformance:
 
     def test_nothing_runs_after_close(self, loaded: LoadedBackend) -> None:
         found = self._load_repeatedly(loaded)
-        running = found.running if found is not None else ()
-        left = ", ".join(running)
-        require(not running, f"still running after close(): {left}; end it in close(), and wait for it")
+        left = ", ".join(found.running if found is not None else ())
+        require(not left, f"still running after close(): {left}; end it in close(), and wait for it")
 
     def test_a_broken_model_is_reported_in_one_line(self, loaded: LoadedBackend, tmp_path: Path) -> None:
         bad = checks.bad_models(tmp_path)
@@ -180,7 +175,7 @@ class BackendConformance:
             refusal = self.spec.refuses(model)
             is_line = refusal is None or (refusal.strip() and "\n" not in refusal)
             require(is_line, f"spec.refuses({model.label}) does not return a single line: {refusal!r}")
-        tries = [{"model": asdict(model)} for model in read]
+        tries = [model_fields(model) for model in read]
         refusals = self._try_loading(loaded, tries) if read else []
         for model, refused in zip(read, refusals, strict=True):
             checks.check_refusal(refused, f"the broken model {model.label}", model.label)
@@ -214,7 +209,7 @@ class BackendConformance:
         parts = split_prompts(texts, 2) if kind == "data" else [texts]
         single = [ids for part in parts for ids in self._batch(loaded, list(map(str, part)))]
         group, _ = loaded.load(degrees)
-        batch_result = loaded.generate(texts, degrees=degrees, max_new_tokens=LONG, ignore_eos=True)
+        batch_result = loaded.generate(texts, degrees=degrees, max_new_tokens=LONG)
         checks.check_parts(loaded, group.ranks, batch_result, degrees)
         if kind == "data" or not self.why_shards_differ:
             names = (f"{kind}=2", "on one device")
@@ -234,7 +229,7 @@ class BackendConformance:
 
     def _refuses_stop_tokens(self, loaded: LoadedBackend, texts: Sequence[str]) -> None:
         try:
-            loaded.generate(texts, max_new_tokens=2, ignore_eos=True, stop_token_ids=[1])
+            loaded.generate(texts, max_new_tokens=2, stop_token_ids=[1])
         except BackendError:
             return
         pytest.fail(
@@ -245,19 +240,17 @@ class BackendConformance:
         """Return the tokens of these prompts in one batch on one device."""
         kept: dict[tuple[str, ...], list[list[int]]] = self._found.setdefault(loaded.spec.name, {})
         if tuple(texts) not in kept:
-            kept[tuple(texts)] = loaded.generate(texts, max_new_tokens=LONG, ignore_eos=True).token_ids
+            kept[tuple(texts)] = loaded.generate(texts, max_new_tokens=LONG).token_ids
         return kept[tuple(texts)]
 
     def _alone(self, loaded: LoadedBackend) -> list[list[int]]:
         """Return the tokens of each prompt in a separate batch."""
         return [self._batch(loaded, [text])[0] for text in self._prompts]
 
-    def _try_loading(
-        self, loaded: LoadedBackend, tries: list[dict[str, Any]]
-    ) -> list[in_rank.Refusal | None]:
+    def _try_loading(self, loaded: LoadedBackend, tries: list[dict[str, Any]]) -> list[Refusal | None]:
         """Load with each of ``tries`` in turn; the rank must survive."""
         try:
-            refusals: list[in_rank.Refusal | None] = loaded.call(in_rank.try_loading, tries=tries)
+            refusals: list[Refusal | None] = loaded.call(ranks.try_loading, tries=tries)
         except WorkerError as error:
             what = " or ".join(str(value) for each in tries for value in each.values())
             pytest.fail(
@@ -267,10 +260,10 @@ class BackendConformance:
             )
         return refusals
 
-    def _load_repeatedly(self, loaded: LoadedBackend) -> in_rank.LoadCycles | None:
+    def _load_repeatedly(self, loaded: LoadedBackend) -> LoadCycles | None:
         if "cycles" not in self._found:
-            self._found["cycles"] = loaded.call(in_rank.load_repeatedly, prompt=next(iter(self._prompts)))
-        found: in_rank.LoadCycles | None = self._found["cycles"]
+            self._found["cycles"] = loaded.call(ranks.load_repeatedly, prompt=next(iter(self._prompts)))
+        found: LoadCycles | None = self._found["cycles"]
         return found
 
     def _make_loaded(

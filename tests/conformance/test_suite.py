@@ -93,17 +93,6 @@ class Job(TinyJob):
         return ids[:cut], stamps_ns[:cut]
 """
 )
-COUNTS_PADDING_OF_OUTPUT = (
-    JOBS
-    + """
-class Job(TinyJob):
-    def result(self, outcome):
-        made = super().result(outcome)
-        longest = max(each.output_tokens for each in made.requests)
-        padded = [msgspec.structs.replace(each, output_tokens=longest) for each in made.requests]
-        return msgspec.structs.replace(made, requests=padded)
-"""
-)
 SEES_PADDING = (
     JOBS
     + """
@@ -130,17 +119,6 @@ class Job(TinyJob):
     def complete(self, prompt):
         ids, stamps_ns = super().complete(prompt)
         return ids, STAMPS
-"""
-)
-NO_STAMPS = (
-    JOBS
-    + """
-class Job(TinyJob):
-    def result(self, outcome):
-        made = super().result(outcome)
-        bare = [msgspec.structs.replace(each, first_token_ns=None, last_token_ns=None, token_ns=())
-                for each in made.requests]
-        return msgspec.structs.replace(made, requests=bare)
 """
 )
 LEAKS = """
@@ -170,12 +148,6 @@ class Derived(TinyBackend):
     def load(self, model, options, context):
         known = isinstance(options.get("size_mb", 8), int)
         return super().load(model, options if known else {}, context)
-"""
-RAISES_ITS_OWN = """
-class Derived(TinyBackend):
-    def load(self, model, options, context):
-        int(options.get("size_mb", 8))
-        return super().load(model, options, context)
 """
 SAMPLES = """
 class Derived(TinyBackend):
@@ -220,7 +192,7 @@ WRONG = {
     "counts-padding": (
         {"code": COUNTS_PADDING},
         "test_prompts_are_counted_without_padding",
-        "prompt 'abc' has 3 tokens, and input_tokens is 11, the length of the padded batch",
+        "prompt 'abc' has 3 tokens, and input_tokens is 11; count the tokens",
     ),
     "one-token-less": (
         {"code": ONE_TOKEN_LESS},
@@ -230,17 +202,12 @@ WRONG = {
     "ignores-stop-ids": (
         {"code": IGNORES_STOP_IDS},
         "test_a_stop_token_ends_its_sequence",
-        "a sequence ends with the stop token as its last output token, even with ignore_eos",
+        "a sequence ends with the stop token as its last output token",
     ),
     "leaves-the-stop-token-out": (
         {"code": LEAVES_STOP_TOKEN_OUT},
         "test_a_stop_token_ends_its_sequence",
         "a sequence ends with the stop token",
-    ),
-    "counts-padding-of-outputs": (
-        {"code": COUNTS_PADDING_OF_OUTPUT},
-        "test_a_stop_token_ends_its_sequence",
-        "tokens after the end are padding, not output",
     ),
     "sees-padding": (
         {"code": SEES_PADDING},
@@ -257,20 +224,10 @@ WRONG = {
         "test_timestamps_are_as_declared",
         "prompt 0: its first and last token have the same stamp, and a step made each",
     ),
-    "another-clock": (
-        {"code": STAMPS.replace("STAMPS", "[stamp + 10**12 for stamp in stamps_ns]")},
-        "test_timestamps_are_as_declared",
-        "prompt 0: its last stamp is ",
-    ),
     "stamps-backwards": (
         {"code": STAMPS.replace("STAMPS", "stamps_ns[::-1]")},
         "test_timestamps_are_as_declared",
-        "prompt 0: its stamps are not in order",
-    ),
-    "no-stamps": (
-        {"code": NO_STAMPS},
-        "test_timestamps_are_as_declared",
-        "the capabilities declare timestamps='token', but first_token_ns or last_token_ns is None; give both",
+        "prompt 0: its stamps are not time.monotonic_ns() in order",
     ),
     "stamps-not-declared": (
         {"code": AS_IT_IS, "row": "timestamps='none'"},
@@ -297,14 +254,6 @@ WRONG = {
         "test_a_broken_model_is_reported_in_one_line",
         "the broken model broken-model: load() raised KeyError ('architectures'); raise ModelError or ",
     ),
-    "shows-pages": (
-        {
-            "code": LOADS.replace("REFUSAL", "raise ModelError(model.label + '\\nand\\nso on')"),
-            "spec": ANY_MODEL,
-        },
-        "test_a_broken_model_is_reported_in_one_line",
-        "the message of ModelError is not a single line",
-    ),
     "does-not-name-the-model": (
         {"code": LOADS.replace("REFUSAL", "raise ModelError('it cannot be read')"), "spec": ANY_MODEL},
         "test_a_broken_model_is_reported_in_one_line",
@@ -319,11 +268,6 @@ WRONG = {
         {"code": TAKES_ANY_OPTION},
         "test_a_bad_option_is_reported_in_one_line",
         "size_mb='no such value' was loaded without an error; raise ModelError or BackendError",
-    ),
-    "raises-the-librarys-own-of-an-option": (
-        {"code": RAISES_ITS_OWN},
-        "test_a_bad_option_is_reported_in_one_line",
-        "size_mb='no such value': load() raised ValueError (invalid literal for int()",
     ),
     "leaves-the-seed-to-chance": (
         {"code": SAMPLES.replace("NUMBERS", "random.Random()"), "attributes": "why_no_sampling = ''"},
@@ -340,11 +284,6 @@ WRONG = {
         "test_tokens_equal_those_of_the_reference",
         "prompt 'abc': token 0 differs; other_weights: [",
     ),
-    "names-no-reference": (
-        {"code": AS_IT_IS, "attributes": "reference = ''"},
-        "test_tokens_equal_those_of_the_reference",
-        "or None with the reason in why_no_reference",
-    ),
     "other-weights-in-each-rank": (
         {"code": OTHER_WEIGHTS.replace("(1)", "(context.rank)"), "row": "data=True"},
         f"{DEGREE}[data]",
@@ -354,11 +293,6 @@ WRONG = {
         {"code": AS_IT_IS, "row": "tensor=True"},
         f"{DEGREE}[tensor]",
         "tensor=2: rank 0 generates while the others do nothing, so it holds a whole copy of the model",
-    ),
-    "says-pipeline-and-copies": (
-        {"code": AS_IT_IS, "row": "pipeline=True"},
-        f"{DEGREE}[pipeline]",
-        "pipeline=2: rank 0 generates while the others do nothing, so it holds a whole copy of the model",
     ),
     "starts-one-for-two": (
         {"code": STARTS.replace("N_OF_THEM", "1").replace("CLOSE", ENDS), "row": BY_BACKEND},
