@@ -18,8 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.models import ModelSource, explain_load_error, resolve_model
-from pytest_llenergy.backends.timeouts import CONVERT_TIMEOUT_S
+from pytest_llenergy.backends.models import ModelSource, resolve_model, translate_load_errors
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.scratch import ScratchDirectory
@@ -79,39 +78,26 @@ def pretrained_path(source: ModelSource) -> str:
     if source.directory:
         return source.directory
     if source.kind == "gguf":
-        file = Path(source.location)
-        return str(
-            build_cached(f"{source_key(source)}-bf16", lambda directory: _convert_gguf(file, directory))
-        )
+        key = f"{source_key(source)}-bf16"
+        return str(build_cached(key, lambda directory: _convert_gguf(source, directory)))
     if source.kind == "random":
-        name = source.location
-        return str(build_cached(source_key(source), lambda directory: _build_random(name, directory)))
+        return str(build_cached(source_key(source), lambda directory: _build_random(source, directory)))
     return source.location
 
 
-def _convert_gguf(file: Path, directory: Path) -> None:
-    try:
-        import gguf as _gguf  # noqa: F401 - transformers imports it late, with a poorer message
-    except ImportError:
-        raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
+def _convert_gguf(source: ModelSource, directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    try:
+    file = Path(source.location)
+    # A damaged file can make its reader raise anything.
+    with translate_load_errors("transformers", source):
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as error:
-        # A damaged file can make its reader raise anything.
-        raise ModelError(f"{file.name}: transformers cannot read this GGUF file ({error})") from error
     # The weights are plain floats now, but transformers refuses to save a model loaded as quantised.
-    for owner, name in (
-        (model, "hf_quantizer"),
-        (model, "is_quantized"),
-        (model, "quantization_method"),
-        (model.config, "quantization_config"),
-    ):
-        if hasattr(owner, name):
-            delattr(owner, name)
+    for name in ("hf_quantizer", "is_quantized", "quantization_method"):
+        model.__dict__.pop(name, None)
+    model.config.__dict__.pop("quantization_config", None)
     _save_pretrained(model.to(torch.bfloat16), tokenizer, directory)
 
 
@@ -122,9 +108,10 @@ def _save_pretrained(model: Any, tokenizer: Any, directory: Path) -> None:
     tokenizer.save_pretrained(directory)
 
 
-def _build_random(preset: str, directory: Path) -> None:
+def _build_random(source: ModelSource, directory: Path) -> None:
     import torch
 
+    preset = source.location
     tokenizer = _byte_tokenizer()
     torch.manual_seed(0)
     model = _random_bert(len(tokenizer)) if preset == "bert-tiny" else _random_llama(preset, len(tokenizer))
@@ -214,13 +201,10 @@ def download_hub_model(source: ModelSource) -> ModelSource:
     """
     if source.kind != "hub":
         return source
-    try:
+    with translate_load_errors("huggingface_hub", source):
         from huggingface_hub import snapshot_download
 
         return ModelSource("directory", snapshot_download(source.location))
-    except Exception as error:
-        # huggingface_hub raises errors of several libraries.
-        raise ModelError(explain_load_error(source, error)) from error
 
 
 def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
@@ -257,13 +241,10 @@ def source_key(source: ModelSource) -> str:
 
 
 def _hub_commit(source: ModelSource) -> str:
-    try:
+    with translate_load_errors("huggingface_hub", source):
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(source.location, "config.json")).parent.name
-    except Exception as error:
-        # huggingface_hub raises errors of several libraries.
-        raise ModelError(explain_load_error(source, error)) from error
 
 
 def _run_onnx_builder(source: ModelSource, precision: str, directory: Path) -> None:
@@ -294,10 +275,9 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import ModelError
 try:
-    answer = {"directory": pretrained_path(ModelSource(**source))}
+    print(pretrained_path(ModelSource(**source)))
 except ModelError as error:
-    answer = {"error": str(error)}
-print(json.dumps(answer))
+    sys.exit(str(error))
 """
 
 
@@ -313,32 +293,23 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
     if source.kind not in ("gguf", "random"):
         return source
     argument = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", CONVERT_PROGRAM, argument],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=CONVERT_TIMEOUT_S,
-            # Keep it off the devices of the test.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ModelError(f"{source.label}: not converted within {CONVERT_TIMEOUT_S:g} s") from None
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        errors = done.stderr.strip().splitlines()
-        last = errors[-1] if errors else f"exit code {done.returncode}"
+    done = subprocess.run(
+        [sys.executable, "-c", CONVERT_PROGRAM, argument],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        # Keep it off the devices of the test.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        check=False,
+    )
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ModelError(
             f"{source.label}: pytest's own Python converts it for backends in other environments, and failed "
-            f"({last}); pip install 'pytest-llenergy[transformers]', or name a directory"
+            f"({reason}); pip install 'pytest-llenergy[transformers]', or name a directory"
         )
-    answer = json.loads(lines[-1])
-    if "error" in answer:
-        raise ModelError(answer["error"])
-    return replace(source, directory=answer["directory"])
+    return replace(source, directory=done.stdout.splitlines()[-1])
 
 
 def convert_draft_model(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,7 +320,5 @@ def convert_draft_model(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     draft = options.get("speculative")
     name = draft.get("model") if isinstance(draft, Mapping) else None
-    if not isinstance(draft, Mapping) or not isinstance(name, str):
-        return dict(options)
-    directory = convert_in_subprocess(resolve_model(name)).directory
-    return {**options, "speculative": {**draft, "model": directory or name}}
+    directory = convert_in_subprocess(resolve_model(name)).directory if isinstance(name, str) else ""
+    return {**options, "speculative": {**draft, "model": directory}} if draft and directory else dict(options)

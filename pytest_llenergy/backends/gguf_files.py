@@ -23,12 +23,9 @@ def read_gguf(file: Path) -> Any:
     """Return the ``gguf.GGUFReader`` of a file, without its arrays: a vocabulary takes seconds to read.
 
     Raises:
-        ModelError: If the module gguf is missing, or the file is damaged.
+        ModelError: If the file is damaged.
     """
-    try:
-        import gguf
-    except ImportError:
-        raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
+    import gguf
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
@@ -96,10 +93,8 @@ def converted_gguf(backend: str, model: ModelSource, dtype: str) -> Path:
 
 
 def _convert(file: Path, directory: Path, kind: str) -> None:
-    try:
-        import gguf
-    except ImportError:
-        raise ModelError(f"{file.name}: reading GGUF needs the module gguf; pip install gguf") from None
+    import gguf
+
     try:
         reader: Any = gguf.GGUFReader(file)
         writer = gguf.GGUFWriter(directory / "model.gguf", reader.fields["general.architecture"].contents())

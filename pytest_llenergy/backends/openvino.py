@@ -24,17 +24,14 @@ from pytest_llenergy.backends.engine_options import (
     CommonOptions,
     combine_options,
     refuse_options,
-    show_options,
 )
-from pytest_llenergy.backends.flops import estimate_flops_from_file
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights, read_gguf_field
-from pytest_llenergy.backends.models import ModelSource, gguf_hint
+from pytest_llenergy.backends.models import ModelSource, gguf_hint, translate_load_errors
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
-from pytest_llenergy.backends.tasks import Generation, GenerationParams, Result
-from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.backends.tasks import Generation, GenerationParams
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
-from pytest_llenergy.record.timeline import Flops
 from pytest_llenergy.scratch import ScratchDirectory
 
 #: Prompt tokens per step, high enough to prefill a whole batch at once.
@@ -86,25 +83,15 @@ SPEC = BackendSpec(
 )
 
 
-@dataclass
-class OpenVinoOutcome:
-    """Output of one call, and when it started and ended."""
-
-    output: Any
-    start_ns: int
-    end_ns: int
-
-    def steps_ns(self, batch: int) -> list[int]:
-        """Return when each step produced its tokens; empty unless the whole batch stepped together on our
-        clock.
-        """
-        metrics = self.output.perf_metrics.raw_metrics
-        # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux.
-        steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
-        together = bool(steps_ns) and metrics.m_batch_sizes[0] == batch
-        # OpenVINO rounds to microseconds.
-        on_our_clock = together and self.start_ns <= steps_ns[0] and steps_ns[-1] <= self.end_ns + 1000
-        return steps_ns if on_our_clock else []
+def read_steps_ns(metrics: Any, batch: int, start_ns: int, end_ns: int) -> list[int]:
+    """Return when each step produced its tokens; empty unless the whole batch stepped together, between
+    ``start_ns`` and ``end_ns``.
+    """
+    # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux, rounded to microseconds.
+    steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
+    if not steps_ns or metrics.m_batch_sizes[0] != batch:
+        return []
+    return steps_ns if start_ns <= steps_ns[0] and steps_ns[-1] <= end_ns + 1000 else []
 
 
 @dataclass
@@ -117,7 +104,7 @@ class OpenVinoJob:
     lengths: list[int]
     config: Any
 
-    def run(self) -> OpenVinoOutcome:
+    def run(self) -> tuple[Any, int, int]:
         start_ns = time.monotonic_ns()
         try:
             output = self.pipeline.generate(self.inputs, self.config)
@@ -125,12 +112,14 @@ class OpenVinoJob:
             # The first lines are places in its source.
             reason = str(error).strip().splitlines()[-1]
             raise BackendError(f"openvino cannot generate: {reason}") from error
-        return OpenVinoOutcome(output, start_ns, time.monotonic_ns())
+        return output, start_ns, time.monotonic_ns()
 
-    def result(self, outcome: OpenVinoOutcome) -> Generation:
-        token_ids = [[int(token) for token in ids] for ids in outcome.output.tokens]
+    def result(self, outcome: tuple[Any, int, int]) -> Generation:
+        output, start_ns, end_ns = outcome
+        token_ids = [[int(token) for token in ids] for ids in output.tokens]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
-        return batch_result(texts, token_ids, self.lengths, outcome.steps_ns(len(self.lengths)))
+        steps_ns = read_steps_ns(output.perf_metrics.raw_metrics, len(self.lengths), start_ns, end_ns)
+        return batch_result(texts, token_ids, self.lengths, steps_ns)
 
 
 class OpenVinoBackend:
@@ -144,7 +133,6 @@ class OpenVinoBackend:
         import openvino_genai
 
         self._genai = openvino_genai
-        self._source = model
         scheduler = openvino_genai.SchedulerConfig()
         common = CommonOptions.parse("openvino", options)
         properties = _apply_options(scheduler, common, options)
@@ -152,22 +140,20 @@ class OpenVinoBackend:
         self._step_tokens = int(scheduler.max_num_batched_tokens)
         self._splits = bool(common.chunked_prefill)
         location = Path(model.location) if common.dtype is None else _float32_directory(model, common.dtype)
-        try:
-            # It prints the properties of each model that it compiles, which it offers nowhere else.
-            with captured_log(1, context.scratch) as log, _log_level(PRINTS_PROPERTIES):
-                self._pipeline: Any = openvino_genai.LLMPipeline(
-                    str(location),
-                    "CPU",
-                    scheduler_config=scheduler,
-                    INFERENCE_NUM_THREADS=context.threads,
-                    **properties,
-                )
-                compiled = _compiled_properties(log.read_text(errors="replace"))
-        except (RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[-1]
-            given = show_options(options)
-            message = f"openvino cannot load it{f' with {given}' if given else ''} ({reason})"
-            raise (BackendError if given else ModelError)(f"model {model.label}: {message}") from error
+        # It prints the properties of each model that it compiles, which it offers nowhere else.
+        with (
+            translate_load_errors("openvino", model, options),
+            captured_log(1, context.scratch) as log,
+            _log_level(PRINTS_PROPERTIES),
+        ):
+            self._pipeline: Any = openvino_genai.LLMPipeline(
+                str(location),
+                "CPU",
+                scheduler_config=scheduler,
+                INFERENCE_NUM_THREADS=context.threads,
+                **properties,
+            )
+            compiled = _compiled_properties(log.read_text(errors="replace"))
         self._tokenizer: Any = self._pipeline.get_tokenizer()
         precision = _precision(compiled, location)
         return BackendInfo(
@@ -216,10 +202,6 @@ class OpenVinoBackend:
             config.stop_token_ids = end_ids
 
         return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
-
-    def flops(self, _job: OpenVinoJob, done: Result) -> Flops:
-        # The scheduler packs sequences without padding and ends each by itself.
-        return estimate_flops_from_file(self._source, done, padded=False)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("openvino", self._encode, texts)]
@@ -272,9 +254,7 @@ def translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
     # After dtype, whose type of the cache it replaces.
     kind = common.kv_cache_dtype
     if kind is not None:
-        if kind not in KV_TYPES:
-            raise BackendError(f"openvino: kv_cache_dtype is {kind!r}, needs one of {', '.join(KV_TYPES)}")
-        found["kv_cache_dtype"] = {"KV_CACHE_PRECISION": KV_TYPES[kind]}
+        found["kv_cache_dtype"] = {"KV_CACHE_PRECISION": KV_TYPES.get(kind, kind)}
     chunk = common.chunked_prefill
     if chunk is not None:
         found["chunked_prefill"] = {"dynamic_split_fuse": bool(chunk)}
@@ -334,15 +314,10 @@ def _float32_directory(model: ModelSource, dtype: str) -> Path:
     OpenVINO reads GGUF files with float16 weights but not with float32, so their graph is widened. Raises
     ``BackendError`` for other models and types, ``ModelError`` if the conversion fails.
     """
-    if model.kind == "gguf" and dtype != "float32":
+    if model.kind != "gguf" or dtype != "float32":
         raise BackendError(
-            f"openvino: dtype is {dtype!r}, needs float32; leave it out to run {model.label} as it is "
-            f"({describe_gguf_weights(Path(model.location))}), and give INFERENCE_PRECISION_HINT for another "
-            "arithmetic"
-        )
-    if model.kind != "gguf":
-        raise BackendError(
-            f"openvino: dtype converts .gguf files, and {model.label} is OpenVINO IR; leave dtype out"
+            f"openvino: dtype is {dtype!r}, and it converts .gguf files to float32 only; leave it out, and "
+            "give INFERENCE_PRECISION_HINT for another arithmetic"
         )
     half = converted_gguf("openvino", model, "float16")
     return build_cached(f"{half.parent.name}-openvino-float32", lambda directory: _widen(half, directory))

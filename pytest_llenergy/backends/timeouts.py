@@ -5,8 +5,6 @@ from __future__ import annotations
 
 #: Start another Python and look for modules, possibly on a slow disk.
 PROBE_TIMEOUT_S = 60.0
-#: Convert a model by pytest's own Python. A large file takes minutes, once.
-CONVERT_TIMEOUT_S = 3600.0
 #: Wait for the next finished request of continuous batching before checking that its thread is alive.
 BATCHER_POLL_S = 1
 

@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line_that_says_what_to_do(
         "ModelError: model owner/missing-model: the hub has no such model (or it is private), and there is "
         "no such directory here; check the name"
     )
-    assert damaged.startswith("ModelError: broken.gguf: transformers cannot read this GGUF file (")
+    assert damaged.startswith("ModelError: model broken.gguf: transformers cannot load it (")
     (damaged,) = run_with_models(quick, str(broken), backend="openvino")
     assert damaged.startswith("ModelError: model broken.gguf: a damaged GGUF file (")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.backends.transformers.parallel import check_heads
+from pytest_llenergy.backends.transformers.parallel import check_degrees
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.record.record import Parallel
 
@@ -20,18 +20,12 @@ Read = Callable[..., dict[str, Any]]
 
 IDS = [[20, 30, 40, 50, 60, 70], [25, 24, 23, 22, 21, 20]]
 
-#: A config with heads, KV heads and the tensor-parallel plan of Llama.
-LLAMA_PLAN = {"layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise"}
-
 
 class Config:
     """The inspected fields of a config."""
 
-    model_type = "stand-in"
-
-    def __init__(self, heads: Any, kv_heads: Any, plan: dict[str, str] | None) -> None:
+    def __init__(self, heads: int, kv_heads: int | None) -> None:
         self.num_attention_heads, self.num_key_value_heads = heads, kv_heads
-        self.base_model_tp_plan = plan
 
     def get_text_config(self, *, decoder: bool) -> Config:
         assert decoder
@@ -160,44 +154,19 @@ def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:
     assert len({each["pid"] for each in found}) == 4
 
 
-class TestHeads:
-    """SmolLM2 has nine heads and three key-value heads; the tiny model four and two."""
-
-    def test_a_degree_that_does_not_divide_the_heads_is_refused_before_loading(self) -> None:
-        with pytest.raises(BackendError) as caught:
-            LoadedRanks(model=None, degrees=Parallel(tensor=2))
-        message = str(caught.value)
-        assert message.endswith(
-            "transformers: SmolLM2-135M-Instruct.Q4_1.gguf has 9 attention heads and 3 KV heads, and "
-            "tensor=2 does not divide both; tensor=3 fits"
-        )
-        assert "\n" not in message
-
-    def test_the_degrees_that_fit_are_named(self) -> None:
-        check_heads(Config(9, 3, LLAMA_PLAN), 3, "m")
-        with pytest.raises(BackendError, match=r"32 attention heads and 8 KV heads, and tensor=16 .* both; "):
-            check_heads(Config(32, 8, LLAMA_PLAN), 16, "m")
-        with pytest.raises(BackendError, match=r"; tensor=2 or tensor=4 or tensor=8 fits$"):
-            check_heads(Config(32, 8, LLAMA_PLAN), 3, "m")
-        with pytest.raises(
-            BackendError, match=r"8 attention heads and 1 KV heads.*; no degree above 1 fits$"
-        ):
-            check_heads(Config(8, 1, LLAMA_PLAN), 2, "m")
-
-    def test_kv_heads_default_to_attention_heads(self) -> None:
-        with pytest.raises(BackendError, match=r"12 attention heads and 12 KV heads.*tensor=5"):
-            check_heads(Config(12, None, LLAMA_PLAN), 5, "m")
-
-    def test_heads_of_every_layer_are_checked(self) -> None:
-        with pytest.raises(BackendError, match=r"8 attention heads and 2 or 4 KV heads.*; tensor=2 fits"):
-            check_heads(Config(8, [2, 4], LLAMA_PLAN), 4, "m")
-
-    def test_heads_that_are_not_split_are_not_checked(self) -> None:
-        check_heads(Config(9, 3, {"layers.*.self_attn.qkv_proj": "colwise_gather_output"}), 2, "m")
-
-    def test_a_model_without_a_plan_is_refused(self) -> None:
-        with pytest.raises(BackendError, match=r"no tensor-parallel plan for models of type 'stand-in'"):
-            check_heads(Config(8, 8, None), 2, "m")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "tensor", "fits"),
+    [(9, 3, 3, True), (9, 3, 2, False), (32, 8, 16, False), (12, None, 5, False), (8, None, 4, True)],
+)
+def test_a_degree_that_does_not_divide_the_heads_is_refused_before_loading(
+    heads: int, kv_heads: int | None, tensor: int, fits: bool
+) -> None:
+    if fits:
+        check_degrees(Config(heads, kv_heads), Parallel(tensor=tensor), "m")
+        return
+    message = f"m has {heads} attention heads and {kv_heads or heads} KV heads, and tensor={tensor} does not"
+    with pytest.raises(BackendError, match=message):
+        check_degrees(Config(heads, kv_heads), Parallel(tensor=tensor), "m")
 
 
 class TestRanksThatDisagree:
@@ -243,9 +212,5 @@ class TestShards:
 
 
 def test_tensor_parallelism_and_placement_are_exclusive() -> None:
-    from pytest_llenergy.backends.transformers.parallel import check_degrees
-
-    with pytest.raises(
-        BackendError, match=r"parallel\(tensor=2, placement=2\) is impossible: a layer is either"
-    ):
-        check_degrees("nowhere", Parallel(tensor=2, placement=2), "m")
+    with pytest.raises(BackendError, match="tensor=2 and placement=2 are exclusive: a layer is either"):
+        check_degrees(Config(8, 8), Parallel(tensor=2, placement=2), "m")

@@ -17,7 +17,6 @@ import pytest
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.errors import BackendError
 
 from .loaded_ranks import TINY, LoadedRanks
 
@@ -160,14 +159,3 @@ def test_drafting_options_are_recorded(same: LoadedRanks) -> None:
         "assistant_confidence_threshold": 0.0,
     }
     assert same.info.options["draft_model"] == "random:llama-tiny"
-
-
-@pytest.mark.slow
-def test_an_assistant_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    message = (
-        "transformers: speculative: other has a vocabulary of 100 tokens and the model one of 259; name a "
-        "model with the same tokenizer"
-    )
-    other = save_a_model(tmp_path / "other", 100)
-    with pytest.raises(BackendError, match=message):
-        LoadedRanks(speculative={"model": other, "num_tokens": 4}, dtype="float32")

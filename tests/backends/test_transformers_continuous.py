@@ -171,11 +171,10 @@ def test_the_record_holds_the_batching_options(quick: pytest.Pytester, read_repo
     ).assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     options = record["backend"]["options"]
-    assert {name: options[name] for name in ("batching", "kv_cache", "page_size", "allow_block_sharing")} == {
+    assert {name: options[name] for name in ("batching", "page_size", "allow_block_sharing")} == {
         "batching": "continuous",
-        "kv_cache": "paged",
         "page_size": 256,
         "allow_block_sharing": False,
     }
-    assert options["num_blocks"] == "for prompt + max_new_tokens of every request, 256 tokens each"
+    assert options["num_blocks"] == "what the batch needs"
     assert all(round_["tokens"] == {"input": 14, "output": 32} for round_ in record["rounds"])

@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 
-DRAFTED = {"model": "m", "num_tokens": 3}
 LOOKED_UP = {"method": "prompt_lookup", "num_tokens": 3}
 
 #: Prepares a batch twice with two rounds each, without and with ``compile``; then lists child processes.
@@ -53,58 +51,33 @@ print(json.dumps(actual))
 
 @pytest.mark.parametrize("kind", ["tensor", "placement"])
 def test_options_of_one_device_are_refused_on_several(kind: str) -> None:
-    options = LoadOptions.parse("transformers", {"compile": True, "lora": "x"})
+    options, _ = LoadOptions.split({"compile": True, "lora": "x"})
     with pytest.raises(BackendError, match=f"compile, lora and {kind}=2 cannot be combined; leave one out"):
         options.check_degrees(Parallel(**{kind: 2}))
     options.check_degrees(Parallel(data=2))
 
 
 def test_options_of_generation_are_refused_for_embedding() -> None:
-    options = LoadOptions.parse("transformers", {"compile": True})
-    with pytest.raises(BackendError, match="compile, no_repeat_ngram_size applies to generate only"):
-        options.check_embedding(["no_repeat_ngram_size"])
+    options, passed = LoadOptions.split({"compile": True, "no_repeat_ngram_size": 2})
+    with pytest.raises(BackendError, match="embed does not honour compile, no_repeat_ngram_size; leave"):
+        options.check_embedding(passed)
 
 
 @pytest.mark.parametrize(
-    ("given", "params", "batch", "message"),
+    ("params", "prompts", "message"),
     [
-        ({"compile": True}, {}, 1, "compile needs cache='static', whose shapes do not change"),
-        (
-            {"batching": "continuous"},
-            {"cache": "static"},
-            1,
-            "batching='continuous' has its own paged cache; leave out cache='static'",
-        ),
-        ({"batching": "continuous"}, {"do_sample": True}, 1, "batching='continuous' samples in the order"),
-        ({"batching": "continuous"}, {"num_beams": 2}, 1, "batching='continuous' does not honour num_beams"),
-        (
-            {"speculative": LOOKED_UP},
-            {},
-            2,
-            "speculative takes one prompt at a time, not 2; give one, or leave out speculative",
-        ),
-        (
-            {"speculative": DRAFTED},
-            {"cache": "static"},
-            1,
-            "speculative needs a growing cache; leave out cache='static'",
-        ),
+        ({}, ["a", "b"], "assisted generate is only supported for batch_size = 1"),
+        ({"cache": "static"}, ["a"], "assisted generate is not supported with Static cache"),
     ],
 )
-def test_calls_that_conflict_with_the_options_are_refused(
-    given: dict[str, Any], params: dict[str, Any], batch: int, message: str
+def test_what_the_library_refuses_late_is_one_line(
+    params: dict[str, Any], prompts: list[str], message: str
 ) -> None:
-    options = LoadOptions.parse("transformers", given)
-    with pytest.raises(BackendError) as caught:
-        options.check(GenerationParams.parse(params), batch)
-    assert str(caught.value).startswith(f"transformers: {message}")
-
-
-def test_without_options_nothing_is_refused() -> None:
-    options = LoadOptions.parse("transformers", {})
-    assert (options.continuous, options.speculative, options.mode) == (False, None, None)
-    options.check(GenerationParams.parse({"cache": "static", "do_sample": True}), 8)
-    options.check_embedding([])
+    with (
+        LoadedRanks(dtype="float32", speculative=LOOKED_UP) as ranks,
+        pytest.raises(BackendError, match=f"transformers cannot generate: {message}[^\n]*$"),
+    ):
+        ranks.generate(prompts, **params)
 
 
 def test_the_recorded_dtype_is_that_of_the_weights() -> None:

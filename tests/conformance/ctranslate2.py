@@ -11,7 +11,6 @@ from pytest_llenergy.backends.models import load_tokenizer, translate_load_error
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Precision
 
-TYPES = ("float32", "int8", "int8_float32", "int16")
 SPEC = BackendSpec(
     name="ctranslate2",
     factory="ctranslate2_backend:CTranslate2Backend",
@@ -20,6 +19,7 @@ SPEC = BackendSpec(
     capabilities=Capabilities(
         data=True,
         options=("compute_type",),
+        passes=True,
         timestamps="token",
     ),
 )
@@ -29,24 +29,22 @@ class CTranslate2Backend:
     def load(self, model, options, context):
         import ctranslate2
 
-        kind = options.get("compute_type", "float32")
-        if kind not in TYPES:
-            raise BackendError(f"ctranslate2: compute_type is {kind!r}, needs one of {', '.join(TYPES)}")
+        given = {"compute_type": "float32", **options}
         path = pretrained_path(model)
-        with translate_load_errors("ctranslate2", model):
+        with translate_load_errors("ctranslate2", model, options):
             converter = ctranslate2.converters.TransformersConverter(path)
             name = f"{source_key(model)}-ctranslate2-{ctranslate2.__version__}"
             # Into a directory inside: the converter wants to make it.
             files = str(build_cached(name, lambda made: converter.convert(str(made / "model"))) / "model")
-            self.generator = ctranslate2.Generator(files, compute_type=kind, intra_threads=context.threads)
+            self.generator = ctranslate2.Generator(files, intra_threads=context.threads, **given)
         self.tokenizer = load_tokenizer(model, path)
         return BackendInfo(
             name="ctranslate2",
             version=ctranslate2.__version__,
             model=model.label,
-            dtype=kind,
+            dtype=self.generator.compute_type,
             precision=Precision(weights=self.generator.compute_type, compute=self.generator.compute_type),
-            options={"compute_type": kind, "threads": context.threads},
+            options={**given, "threads": context.threads},
         )
 
     def prepare(self, prompts, params):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
@@ -16,9 +15,6 @@ from pytest_llenergy.errors import BackendError
 
 #: Values of the load option ``attention``, with llama.cpp's names.
 ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
-
-#: Values of ``kv_cache_dtype`` besides ``FLOATS`` (``kv_cache_types``, common/arg.cpp).
-QUANTISED_KV_TYPES = ("q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 _BY_BATCH = "it is set for each batch"
 #: Fields of llama.cpp's parameters that are set here, with the reason.
@@ -62,60 +58,27 @@ SMALLEST = Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP)
 
 @dataclass(frozen=True)
 class Settings:
-    """Load options, checked, and the place of the rank.
-
-    Attributes:
-        options: The load options as given.
-        native: Those that are fields of ``xllamacpp.CommonParams``.
-        kv_type: ggml's name of the type of keys and values; None for llama.cpp's default.
-        attention: Key of ``ATTENTIONS``; None to let llama.cpp decide.
-        step: Prompt tokens of one step; None for all of a batch.
-        lora: File of a LoRA adapter.
-    """
+    """Load options and the place of the rank."""
 
     threads: int
     scratch: str | None
     options: Mapping[str, Any]
-    native: Mapping[str, Any]
-    kv_type: str | None
-    attention: str | None
-    step: int | None
-    lora: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], context: RankContext) -> Settings:
         """Check the load options.
 
         Raises:
-            BackendError: If llama.cpp does not take one of them.
+            BackendError: If llama.cpp does not take one of them, or this backend sets it.
         """
-        import xllamacpp
+        settings = cls(context.threads, context.scratch, options)
+        server_parameters("", "", SMALLEST, settings)
+        return settings
 
-        native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-        refuse_options("llama-cpp", native, RESERVED)
-        defaults = xllamacpp.CommonParams()
-        for name, value in native.items():
-            _set_parameter(defaults, name, value)
-        common = CommonOptions.parse("llama-cpp", options)
-        if common.lora is not None and not Path(common.lora).is_file():
-            raise BackendError(f"llama-cpp: lora is {common.lora!r}, needs a .gguf file of an adapter")
-        kv_type = common.kv_cache_dtype or common.dtype
-        for name, value, known in (
-            ("kv_cache_dtype", common.kv_cache_dtype, (*FLOATS, *QUANTISED_KV_TYPES)),
-            ("attention", common.attention, tuple(ATTENTIONS)),
-        ):
-            if value is not None and value not in known:
-                raise BackendError(f"llama-cpp: {name} is {value!r}, needs one of {', '.join(known)}")
-        return cls(
-            threads=context.threads,
-            scratch=context.scratch,
-            options=options,
-            native=native,
-            kv_type=None if kv_type is None else FLOATS.get(kv_type, kv_type),
-            attention=common.attention,
-            step=common.find_step_tokens("llama-cpp"),
-            lora=common.lora,
-        )
+    @property
+    def step(self) -> int | None:
+        """Prompt tokens of one step; None for all of a batch."""
+        return CommonOptions.parse("llama-cpp", self.options).find_step_tokens("llama-cpp")
 
 
 def server_parameters(file: str, path: str, capacity: Capacity, settings: Settings) -> Any:
@@ -126,12 +89,30 @@ def server_parameters(file: str, path: str, capacity: Capacity, settings: Settin
         path: Socket to listen on.
         capacity: The batch that it holds.
         settings: The load options.
+
+    Raises:
+        BackendError: If llama.cpp does not take an option, or this backend sets it.
     """
     import xllamacpp
 
+    common = CommonOptions.parse("llama-cpp", settings.options)
+    common.find_step_tokens("llama-cpp")
     params = xllamacpp.CommonParams()
-    for name, value in settings.native.items():
+    ours, given = SPEC.capabilities.options, settings.options
+    native = {name: value for name, value in given.items() if name not in ours}
+    refuse_options("llama-cpp", native, RESERVED)
+    for name, value in native.items():
         _set_parameter(params, name, value)
+    kind = common.kv_cache_dtype or common.dtype
+    if kind is not None:
+        option = "kv_cache_dtype" if common.kv_cache_dtype else "dtype"
+        for name in ("cache_type_k", "cache_type_v"):
+            _set_parameter(params, name, f"GGML_TYPE_{FLOATS.get(kind, kind).upper()}", option)
+    if common.attention is not None:
+        word = ATTENTIONS.get(common.attention, common.attention)
+        _set_parameter(params, "flash_attn_type", f"LLAMA_FLASH_ATTN_TYPE_{word}", "attention")
+    if common.lora is not None:
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(common.lora, 1.0)]
     params.model.path = file
     params.hostnames = [path]
     params.ui = False
@@ -151,22 +132,14 @@ def server_parameters(file: str, path: str, capacity: Capacity, settings: Settin
     params.cache_prompt = False
     params.cache_idle_slots = False
     params.cache_ram_mib = params.n_cache_reuse = params.n_ctx_checkpoints = 0
-    if settings.kv_type is not None:
-        kind = getattr(xllamacpp.ggml_type, f"GGML_TYPE_{settings.kv_type.upper()}")
-        params.cache_type_k = params.cache_type_v = kind
-    if settings.attention is not None:
-        kinds = xllamacpp.llama_flash_attn_type
-        params.flash_attn_type = getattr(kinds, f"LLAMA_FLASH_ATTN_TYPE_{ATTENTIONS[settings.attention]}")
-    if settings.lora is not None:
-        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(settings.lora, 1.0)]
     return params
 
 
-def _set_parameter(params: Any, name: str, value: object) -> None:
+def _set_parameter(params: Any, name: str, value: object, option: str = "") -> None:
     """Set a field of llama.cpp's parameters; enumerations by the name of a value."""
     members = getattr(type(getattr(params, name, None)), "__members__", {})
     try:
         setattr(params, name, members.get(value, value) if isinstance(value, str) else value)
     except (AttributeError, OverflowError, TypeError) as error:
         known = f"; it takes: {', '.join(members)}" if members else ""
-        raise BackendError(f"llama-cpp: {name} is {value!r}: {error}{known}") from error
+        raise BackendError(f"llama-cpp: {option or name} is {value!r}: {error}{known}") from error

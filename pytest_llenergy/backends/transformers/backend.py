@@ -9,19 +9,15 @@ from typing import Any
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import combine_options, show_options
-from pytest_llenergy.backends.flops import transformers_job_flops
-from pytest_llenergy.backends.models import ModelSource, explain_load_error
+from pytest_llenergy.backends.engine_options import combine_options
+from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.precision import count_torch_types, list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
-from pytest_llenergy.backends.transformers.jobs import (
-    TransformersJob,
-    generation_config,
-    is_encoder,
-    prepare_embedding,
-)
+from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare_embedding
+from pytest_llenergy.backends.transformers.flops import count_flops
+from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
 from pytest_llenergy.backends.transformers.options import (
     QUANTISES_ACTIVATIONS,
     LoadOptions,
@@ -31,7 +27,7 @@ from pytest_llenergy.backends.transformers.options import (
     quantization_keywords,
 )
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
-from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import Flops
@@ -55,48 +51,28 @@ class TransformersBackend:
         self._batcher: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        load_options = self._options = LoadOptions.parse("transformers", options)
+        load_options, passed = LoadOptions.split(options)
         load_options.check_degrees(context.parallel)
-        passed = LoadOptions.not_ours(options)
+        self._options = load_options
         names = vars(transformers.GenerationConfig())
         #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
         self._generation = {name: value for name, value in passed.items() if name in names}
-        if load_options.continuous and self._generation:
-            raise BackendError(
-                f"transformers: batching='continuous' does not apply {show_options(self._generation)}; leave "
-                "one out"
-            )
         loading = {name: value for name, value in passed.items() if name not in names}
-        try:
+        with translate_load_errors("transformers", model, options):
             placement = self._read(model, load_options, loading, context)
-        except LLEnergyError:
-            raise
-        except Exception as error:  # a library refuses options with exceptions of any kind
-            message = explain_load_error(model, error)
-            if options:
-                raise BackendError(f"{message} (transformers, with {show_options(options)})") from error
-            if isinstance(error, (OSError, ValueError, ImportError, KeyError, TypeError)):
-                raise ModelError(message) from error
-            raise
         loaded, attention = self._model, str(self._model.config._attn_implementation)
-        if load_options.attention not in (None, attention):
-            raise BackendError(
-                f"transformers: model {model.label} runs with {attention}, not with the requested "
-                f"{load_options.attention}; request {attention}"
-            )
-        dtype = type_name(str(loaded.dtype))
-        if load_options.dtype not in (None, "auto", dtype):
-            raise BackendError(
-                f"transformers: dtype is {load_options.dtype!r}, and {model.label} runs in {dtype}; request "
-                f"{dtype}"
-            )
+        found = {"attention": attention, "dtype": type_name(str(loaded.dtype))}
+        for name, value in found.items():
+            if getattr(load_options, name) not in (None, "auto", value):
+                wanted = getattr(load_options, name)
+                raise BackendError(f"transformers: {name} is {wanted!r}, and {model.label} runs with {value}")
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
             model=model.label,
             model_revision=getattr(loaded.config, "_commit_hash", None),
-            dtype=dtype,
+            dtype=found["dtype"],
             precision=self._precision(load_options),
             options={
                 **{name: str(value) for name, value in options.items()},
@@ -110,14 +86,15 @@ class TransformersBackend:
 
     def _precision(self, load_options: LoadOptions) -> Precision:
         """Return the types of the loaded parameters, and of the cache, which has that of the arithmetic."""
-        dtype = str(self._model.dtype)
+        dtype = type_name(str(self._model.dtype))
         weights = list_types(count_torch_types(self._model.parameters()))
         # Quantised parameters pretend to have the type of the arithmetic.
         quantised = load_options.quantization
         return Precision(
             weights=weights if quantised is None else f"{quantised}, {weights}",
-            compute=type_name(dtype),
-            kv_cache=type_name(dtype) if self._generates else None,
+            # bitsandbytes multiplies in float16 whatever the other types.
+            compute="float16" if quantised == "8bit" else dtype,
+            kv_cache=dtype if self._generates else None,
             activations="int8" if quantised in QUANTISES_ACTIVATIONS else "none",
         )
 
@@ -132,8 +109,8 @@ class TransformersBackend:
         if load_options.attention is not None:
             common["attention"] = {"attn_implementation": load_options.attention}
         path = pretrained_path(model)
-        check_degrees(path, context.parallel, model.label)
         config = AutoConfig.from_pretrained(path)
+        check_degrees(config, context.parallel, model.label)
         if load_options.quantization is not None:
             common["quantization"] = quantization_keywords(
                 load_options.quantization, config, dtype, self._device
@@ -166,7 +143,7 @@ class TransformersBackend:
         self._close_batcher()
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
-        self._options.check(params, len(prompts))
+        self._options.check(params, self._generation)
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
         mask = inputs["attention_mask"]
@@ -192,22 +169,21 @@ class TransformersBackend:
                 pad,
                 # On a GPU transformers would compile the steps of a static cache by default.
                 **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-                **jobs.prompt_lookup_options(self._options.speculative),
+                **self._options.lookup,
                 prefill_chunk_size=self._options.chunked_prefill or None,
                 **self._generation,
             )
         keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
-        drafts = self._options.speculative is not None
         job = TransformersJob(
-            self._model,
-            self._tokenizer,
-            dict(inputs),
-            config,
-            params.seed,
-            ends,
-            keywords,
-            drafts,
-            self._generation,
+            model=self._model,
+            tokenizer=self._tokenizer,
+            inputs=dict(inputs),
+            config=config,
+            seed=params.seed,
+            ends=ends,
+            keywords=keywords,
+            drafts=self._options.speculative is not None,
+            passed=self._generation,
         )
         if mode:
             compile_job(job)
@@ -219,12 +195,12 @@ class TransformersBackend:
         self._options.check_embedding(self._generation)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
-    def flops(self, job: Any, done: Result) -> Flops:
+    def flops(self, job: Any, _done: Result) -> Flops:
         if isinstance(job, ContinuousJob):
             return Flops.unknown(
                 "continuous batching runs in a thread that torch.utils.flop_counter does not see"
             )
-        return transformers_job_flops(self._model, job, done, self._tensor)
+        return count_flops(self._model, job, self._tensor)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("transformers", self._encode, texts)]
@@ -252,14 +228,14 @@ class TransformersBackend:
         if load_options.quantization:
             recorded |= describe_quantization(load_options.quantization, self._model)
         if load_options.continuous:
-            recorded |= continuous.describe_settings(load_options.num_blocks, load_options.max_batch_tokens)
+            recorded |= continuous.describe_settings(load_options)
         if load_options.lora is not None:
             recorded |= jobs.load_adapter(self._model, load_options.lora)
         draft = load_options.speculative
         if draft is not None and draft.model is not None:
             self._assistant, described = jobs.load_assistant(draft, self._model, self._generation)
             recorded |= described
-        return recorded | jobs.prompt_lookup_options(draft)
+        return recorded | load_options.lookup
 
     def _close_batcher(self) -> None:
         """Free the cache of the last continuous batch."""

@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +11,7 @@ from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
 from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.timeline import RequestTimeline
 
 #: Tokens per page of the cache: transformers' default.
@@ -22,50 +20,33 @@ PAGE_TOKENS = 256
 #: Prompt tokens per step while more are waiting; transformers takes 8192, with memory to match.
 MAX_STEP_TOKENS = 2048
 
-#: Settings that differ from transformers' defaults, for the record. Shared blocks are a prefix cache, and
-#: batches prepared while another runs have their timestamps a step late.
-SETTINGS: dict[str, str | int | bool] = {
+#: Settings that differ from transformers' defaults. Shared blocks are a prefix cache, and batches prepared
+#: while another runs have their timestamps a step late. With a margin the last requests would wait until part
+#: of the cache is free again.
+SETTINGS: dict[str, Any] = {
     "page_size": PAGE_TOKENS,
     "allow_block_sharing": False,
     "use_async_batching": False,
     "auto_switch_to_flash": False,
-    "scheduler": "fifo",
-    "safety_margin": "0.0",
-}
-
-#: How sizes are computed for each batch, for the record.
-SIZE_RULES = {
-    "num_blocks": f"for prompt + max_new_tokens of every request, {PAGE_TOKENS} tokens each",
-    "max_batch_tokens": f"prompt tokens of the batch, at most {MAX_STEP_TOKENS}",
+    "scheduler_type": "fifo",
+    "safety_margin": 0.0,
 }
 
 
-def describe_settings(num_blocks: int | None, max_batch_tokens: int | None) -> dict[str, str | int | bool]:
+def describe_settings(options: LoadOptions) -> dict[str, Primitive]:
     """Return the settings as they go into records."""
-    return {
-        **SETTINGS,
-        "num_blocks": num_blocks or SIZE_RULES["num_blocks"],
-        "max_batch_tokens": max_batch_tokens or SIZE_RULES["max_batch_tokens"],
-        "kv_cache": "paged",
-    }
+    sizes = {"num_blocks": options.num_blocks, "max_batch_tokens": options.max_batch_tokens}
+    return {**SETTINGS, **{name: size or "what the batch needs" for name, size in sizes.items()}}
 
 
-def count_pages(lengths: Iterable[int], max_new_tokens: int) -> int:
+def count_pages(lengths: list[int], max_new_tokens: int) -> int:
     """Return the number of pages that hold all requests at once, in any order."""
-    return sum(math.ceil((length + max_new_tokens) / PAGE_TOKENS) for length in lengths)
+    return sum(-(-(length + max_new_tokens) // PAGE_TOKENS) for length in lengths)
 
 
 def step_token_budget(lengths: list[int]) -> int:
     """Return the tokens per step: the whole prefill if it is small, and at least one token per request."""
     return max(len(lengths), min(sum(lengths), MAX_STEP_TOKENS))
-
-
-def perf_counter_is_monotonic() -> bool:
-    """Whether ``perf_counter``, which transformers uses, is the monotonic clock that everything else here
-    uses.
-    """
-    clocks = (time.get_clock_info("perf_counter"), time.get_clock_info("monotonic"))
-    return clocks[0].implementation == clocks[1].implementation
 
 
 class ContinuousBatcher:
@@ -74,22 +55,16 @@ class ContinuousBatcher:
     Raises ``BackendError`` if a request is too long for the cache.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        config: Any,
-        inputs: list[list[int]],
-        options: LoadOptions,
-    ) -> None:
+    def __init__(self, model: Any, config: Any, inputs: list[list[int]], options: LoadOptions) -> None:
         from transformers import ContinuousBatchingConfig
 
-        num_blocks, max_batch_tokens = options.num_blocks, options.max_batch_tokens
         lengths = [len(ids) for ids in inputs]
         longest = count_pages([max(lengths)], config.max_new_tokens)
-        if num_blocks is not None and num_blocks < longest:
+        if options.num_blocks is not None and options.num_blocks < longest:
+            # transformers would wait for ever.
             raise BackendError(
-                f"transformers: num_blocks is {num_blocks}, but the longest request needs {longest} blocks "
-                f"of {PAGE_TOKENS} tokens"
+                f"transformers: num_blocks is {options.num_blocks}, but the longest request needs {longest} "
+                f"blocks of {PAGE_TOKENS} tokens"
             )
         self._model = model
         self.inputs = inputs
@@ -97,26 +72,17 @@ class ContinuousBatcher:
         config.eos_token_id = -1 if config.eos_token_id is None else config.eos_token_id
         self._config = config
         self._sizes = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
-            num_blocks=num_blocks or count_pages(lengths, config.max_new_tokens),
-            max_batch_tokens=max_batch_tokens or step_token_budget(lengths),
+            num_blocks=options.num_blocks or count_pages(lengths, config.max_new_tokens),
+            max_batch_tokens=options.max_batch_tokens or step_token_budget(lengths),
             max_requests_per_batch=len(inputs),
-            allow_block_sharing=False,
-            use_async_batching=False,
-            auto_switch_to_flash=False,
-            scheduler_type="fifo",
-            # Otherwise the last requests would wait until part of the cache is free again.
-            safety_margin=0.0,
+            **SETTINGS,
         )
         self._manager: Any = None
         try:
             # Allocates the cache and, on a GPU, captures graphs.
             self._start()
         except (MemoryError, ValueError) as error:
-            raise BackendError(
-                f"transformers: continuous batching cannot allocate its cache ({error}); give fewer prompts, "
-                "or num_blocks and max_batch_tokens"
-            ) from error
+            raise BackendError(f"transformers: continuous batching cannot allocate ({error})") from error
         self.stop()
 
     def generate(self) -> list[Any]:
@@ -178,27 +144,27 @@ class ContinuousJob:
         given = [len(ids) for ids in self.batcher.inputs]
         check_processed("transformers", given, [len(each.prompt_ids) for each in outcome])
         token_ids = [[int(token) for token in each.generated_tokens] for each in outcome]
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(
-            texts=texts, token_ids=token_ids, requests=[request_timeline(each) for each in outcome]
+            texts=self.tokenizer.batch_decode(token_ids, skip_special_tokens=True),
+            token_ids=token_ids,
+            requests=[request_timeline(each) for each in outcome],
         )
 
 
 def request_timeline(output: Any) -> RequestTimeline:
-    """Convert an output of transformers (``GenerationOutput``) to CLOCK_MONOTONIC.
+    """Convert an output of transformers (``GenerationOutput``).
 
-    Its times are seconds of ``time.perf_counter``. The result has no timestamps if that is another clock, or
-    if a restarted request has lost some.
+    Its times are seconds of ``time.perf_counter``, which is CLOCK_MONOTONIC on Linux. A restarted request has
+    lost some; the result then has none.
     """
     count = len(output.generated_tokens)
     stamps = output.timestamps or ()
-    stamped = perf_counter_is_monotonic() and len(stamps) >= count > 0
-    token_ns = tuple(round(stamp * 1e9) for stamp in stamps[:count]) if stamped else ()
+    token_ns = tuple(round(stamp * 1e9) for stamp in stamps[:count]) if len(stamps) >= count > 0 else ()
     return RequestTimeline(
         input_tokens=len(output.prompt_ids),
         output_tokens=count,
-        start_ns=round(output.created_time * 1e9) if stamped else None,
-        first_token_ns=token_ns[0] if stamped else None,
-        last_token_ns=token_ns[-1] if stamped else None,
+        start_ns=round(output.created_time * 1e9) if token_ns else None,
+        first_token_ns=token_ns[0] if token_ns else None,
+        last_token_ns=token_ns[-1] if token_ns else None,
         token_ns=token_ns,
     )

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
@@ -16,14 +14,6 @@ from pytest_llenergy.record.record import Parallel
 
 #: How accelerate distributes layers: evenly by memory, without filling one device before the next.
 DEVICE_MAP = "balanced"
-
-#: Last part of the names of projections that split by heads, in the plans of transformers 5.23: those that
-#: make queries, and those that make keys. A fused matrix is in both.
-QUERY_PROJECTIONS = {"q_proj", "q_b_proj", "qkv_proj", "query_key_value"}
-KEY_PROJECTIONS = {"k_proj", "kv_b_proj", "qkv_proj", "query_key_value"}
-
-#: Plan of a projection whose output stays split, so that each rank has its own heads.
-COLUMNWISE = "colwise"
 
 
 def verify_placement(model: Any, n: int) -> dict[str, str]:
@@ -34,7 +24,9 @@ def verify_placement(model: Any, n: int) -> dict[str, str]:
             small models, and moves what does not fit to the CPU or to disk, with a warning at most.
     """
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    layout = format_device_map(getattr(model, "hf_device_map", None) or {"": str(model.device)})
+    layout = "; ".join(
+        f"{name}: {device}" for name, device in (getattr(model, "hf_device_map", None) or {}).items()
+    )
     away = [device for device in devices if not device.startswith("cuda")]
     if away:
         raise BackendError(
@@ -49,48 +41,36 @@ def verify_placement(model: Any, n: int) -> dict[str, str]:
     return {"device_map": DEVICE_MAP, "hf_device_map": layout}
 
 
-def format_device_map(device_map: Mapping[str, Any]) -> str:
-    """Format a device map in one line, modules in order: ``model.embed_tokens..model.layers.7: 0; …``."""
-    parts = []
-    for device, group in groupby(device_map.items(), key=lambda entry: str(entry[1])):
-        names = [name or "all" for name, _ in group]
-        parts.append(f"{names[0] if len(names) == 1 else f'{names[0]}..{names[-1]}'}: {device}")
-    return "; ".join(parts)
-
-
-def check_heads(config: Any, tensor: int, label: str) -> None:
-    """Check from the configuration alone that a tensor-parallel degree divides the heads of a model.
+def check_degrees(config: Any, degrees: Parallel, label: str) -> None:
+    """Check from the configuration alone that a model can be split, before any weight is read.
 
     transformers would load it and fail with a shape error in the first forward pass.
 
     Args:
         config: Configuration of the model.
-        tensor: The tensor-parallel degree.
+        degrees: The requested degrees.
         label: Name of the model, for messages.
 
     Raises:
-        BackendError: If it does not; names heads, KV heads and the degrees that fit.
+        BackendError: If it cannot; names heads and KV heads.
     """
-    text = config.get_text_config(decoder=True)
-    plan = getattr(text, "base_model_tp_plan", None)
-    if not plan:
-        raise BackendError(
-            f"transformers: there is no tensor-parallel plan for models of type {text.model_type!r}, so "
-            f"no part of {label} would be sharded; use parallel(data=...) or another model"
-        )
-    split = {name.rpartition(".")[2] for name, style in plan.items() if style == COLUMNWISE}
-    heads = _layer_counts(text, "num_attention_heads")
-    kv_heads = _layer_counts(text, "num_key_value_heads") or heads
-    counts = [*(heads if split & QUERY_PROJECTIONS else ()), *(kv_heads if split & KEY_PROJECTIONS else ())]
-    if all(count % tensor == 0 for count in counts):
+    tensor = degrees.tensor
+    if tensor == 1:
         return
-    largest = math.gcd(*counts)
-    fitting = [str(degree) for degree in range(2, largest + 1) if largest % degree == 0]
-    fit = f"tensor={' or tensor='.join(fitting)} fits" if fitting else "no degree above 1 fits"
-    raise BackendError(
-        f"transformers: {label} has {_join_counts(heads)} attention heads and "
-        f"{_join_counts(kv_heads)} KV heads, and tensor={tensor} does not divide both; {fit}"
-    )
+    if degrees.placement > 1:
+        raise BackendError(
+            f"transformers: tensor={tensor} and placement={degrees.placement} are exclusive: a layer is "
+            "either sharded or placed whole"
+        )
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    counts = [count for count in (heads, kv_heads) if isinstance(count, int)]
+    if any(count % tensor for count in counts):
+        raise BackendError(
+            f"transformers: {label} has {heads} attention heads and {kv_heads} KV heads, and tensor={tensor} "
+            "does not divide both"
+        )
 
 
 @contextmanager
@@ -103,22 +83,11 @@ def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
     By default transformers takes the accelerator that torch was *built* for, numbered ``LOCAL_RANK``, and the
     whole world as one replica, or wraps replicas in FSDP. Here a rank sees only device 0, or none although
     torch was built for GPUs, and replicas share nothing.
-
-    Raises:
-        BackendError: If this version of transformers cannot do that.
     """
-    try:
-        from transformers.distributed import DistributedConfig, mixin
-        from transformers.distributed.mixin import initialize_distributed_mesh as original
-        from transformers.distributed.utils import TransformersDeviceMesh
-    except ImportError as error:
-        import transformers
-
-        raise BackendError(
-            f"transformers: tensor parallelism is known to work with version 5.23, not with "
-            f"{transformers.__version__}, which is installed ({error}); pip install 'transformers>=5.23'"
-        ) from error
     import torch
+    from transformers.distributed import DistributedConfig, mixin
+    from transformers.distributed.mixin import initialize_distributed_mesh as original
+    from transformers.distributed.utils import TransformersDeviceMesh
 
     degrees = context.parallel
     mesh = _device_mesh(device.partition(":")[0], degrees.data, degrees.tensor)
@@ -175,40 +144,6 @@ def _device_mesh(kind: str, data: int, tensor: int) -> Any:
 
     # Names that transformers expects; those of size 1 are unused.
     return init_device_mesh(kind, (data, 1, 1, tensor), mesh_dim_names=("replica", "pp", "fsdp", "tp"))
-
-
-def _layer_counts(config: Any, name: str) -> list[int]:
-    """Return a field of every layer, since layers may differ; empty if the configuration lacks it."""
-    layers = list(getattr(config, "per_layer_config", None) or [config])
-    counts = [getattr(layer, name, None) for layer in layers]
-    return [count for each in counts if each for count in ([each] if isinstance(each, int) else each)]
-
-
-def _join_counts(counts: Iterable[int]) -> str:
-    return " or ".join(map(str, sorted(set(counts))))
-
-
-def check_degrees(path: str, degrees: Parallel, label: str) -> None:
-    """Check the degrees before any weight is read.
-
-    Args:
-        path: Directory or hub id of the model.
-        degrees: The requested degrees.
-        label: Name of the model, for messages.
-
-    Raises:
-        BackendError: If the model cannot be split that way.
-    """
-    if degrees.tensor == 1:
-        return
-    if degrees.placement > 1:
-        raise BackendError(
-            f"transformers: parallel(tensor={degrees.tensor}, placement={degrees.placement}) is "
-            "impossible: a layer is either sharded or placed whole; use one of the two"
-        )
-    from transformers import AutoConfig
-
-    check_heads(AutoConfig.from_pretrained(path), degrees.tensor, label)
 
 
 def load_onto_devices(

@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
-from pytest_llenergy.backends.batches import check_processed, encode_prompts
+from pytest_llenergy.backends.batches import check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import PREFIXES_REUSED, show_options
+from pytest_llenergy.backends.engine_options import PREFIXES_REUSED
 from pytest_llenergy.backends.models import (
     ModelSource,
-    explain_load_error,
-    first_error_line,
+    translate_load_errors,
 )
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
-from pytest_llenergy.errors import BackendError, ModelError, WorkerPlacementError
+from pytest_llenergy.errors import BackendError, WorkerPlacementError
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import RequestTimeline
 
@@ -149,12 +148,11 @@ class VllmBackend:
         if binding is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
         path = pretrained_path(model)
-        _check_config(path, model, parallel.tensor)
         import torch
         import vllm
 
         self._llm: Any = None
-        try:
+        with translate_load_errors("vllm", model, options):
             arguments = {
                 "model": path,
                 "tensor_parallel_size": parallel.tensor,
@@ -169,18 +167,6 @@ class VllmBackend:
             else:
                 self._llm = vllm.LLM(**arguments)
                 config = self._llm.llm_engine.vllm_config
-        except (TypeError, ValueError) as error:
-            # pydantic's ValidationError is a ValueError with a line per field.
-            given = show_options(options)
-            raise BackendError(
-                f"vllm refuses to load {model.label} with {given or 'its defaults'}: "
-                f"{first_error_line(error)}"
-            ) from error
-        except (OSError, RuntimeError, KeyError) as error:
-            raise ModelError(explain_load_error(model, error)) from error
-        except Exception as error:
-            # vLLM raises a plain Exception when a worker dies while starting.
-            raise BackendError(f"vllm cannot start with {model.label}: {first_error_line(error)}") from error
         if on_cpu:
             _keep_kernels()
         if context.node_rank == 0:
@@ -244,13 +230,8 @@ class VllmBackend:
         from vllm.sampling_params import RequestOutputKind
 
         ids = encode_prompts("vllm", self._tokenizer.encode, prompts)
-        longest = max(map(len, ids))
-        if longest + params.max_new_tokens > self._max_model_len:
-            # vLLM would end sequences there and call them finished.
-            raise BackendError(
-                f"vllm: a prompt of {longest} tokens and max_new_tokens={params.max_new_tokens} exceed "
-                f"max_model_len={self._max_model_len}; request fewer, or load with a larger max_model_len"
-            )
+        # vLLM would end sequences there and call them finished.
+        check_lengths("vllm", list(map(len, ids)), params.max_new_tokens, self._max_model_len)
         sampling = [
             SamplingParams(
                 max_tokens=params.max_new_tokens,
@@ -321,26 +302,6 @@ def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
     if worker.device.type == "cuda":
         device = f"GPU-{torch.cuda.get_device_properties(worker.device).uuid}"
     return os.getpid(), int(worker.rank), int(size), device
-
-
-def _check_config(path: str, model: ModelSource, tensor: int) -> None:
-    """Check the model's configuration first, since vLLM's own messages hardly differ.
-
-    Raises ``ModelError`` if it cannot be read, ``BackendError`` if the attention heads cannot be split.
-    """
-    from transformers import AutoConfig
-
-    try:
-        config: Any = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(explain_load_error(model, error)) from error
-    text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    if heads is not None and heads % tensor:
-        raise BackendError(
-            f"vllm: tensor={tensor} does not divide the {heads} attention heads of {model.label}; use a "
-            "degree that does, or data"
-        )
 
 
 def _check_devices(devices: Sequence[str], planned: Sequence[str]) -> None:
