@@ -33,6 +33,9 @@ from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.text import did_you_mean
 
+#: Names in records of the builder's precisions; others have the same.
+NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
 #: Fields of the session's options that are set here, with the reason.
 RESERVED = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
 
@@ -197,7 +200,7 @@ class OnnxRuntimeBackend:
             version=onnxruntime_genai.__version__,
             model=model.label,
             model_revision=Path(source.location).name if model.kind == "hub" else None,
-            dtype=None if converted else {"fp32": "float32"}.get(precision, precision),
+            dtype=None if converted else NAMES.get(precision, precision),
             precision=types,
             options={
                 **{name: str(value) for name, value in options.items()},

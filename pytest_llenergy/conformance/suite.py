@@ -27,6 +27,9 @@ BYTES = {text: len(text) for text in ("abc", "hello world", "x")}
 
 SHORT, LONG = 5, 12
 
+#: How often the prompts are repeated to make one that exceeds the context of most models.
+LONG_PROMPT = 1024
+
 
 class BackendConformance:
     """Derive a class ``TestMine`` from this one. A class with the mark ``gpus(n)`` runs on GPUs.
@@ -88,6 +91,19 @@ class BackendConformance:
     def test_prompts_are_counted_without_padding(self, loaded: LoadedBackend) -> None:
         batch_result = loaded.generate(list(self._prompts), max_new_tokens=2)
         checks.check_prompt_counts(batch_result, self._prompts)
+
+    def test_a_long_prompt_is_processed_whole_or_refused(self, loaded: LoadedBackend) -> None:
+        text = " ".join(self._prompts) + " "
+        (request,) = loaded.generate([text * 4], max_new_tokens=1).timeline.requests
+        wanted = request.input_tokens * LONG_PROMPT // 4
+        try:
+            (request,) = loaded.generate([text * LONG_PROMPT], max_new_tokens=1).timeline.requests
+        except BackendError as error:
+            require("\n" not in str(error), f"a long prompt is not refused in one line: {error}")
+            return
+        found = request.input_tokens
+        what = f"a prompt of about {wanted} tokens has input_tokens={found}"
+        require(found > 0.9 * wanted, f"{what}; refuse in prepare() what the library would cut")
 
     def test_outputs_are_counted_as_produced(self, loaded: LoadedBackend) -> None:
         batch_result = loaded.generate(list(self._prompts), max_new_tokens=SHORT)

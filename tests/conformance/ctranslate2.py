@@ -5,7 +5,7 @@ BACKEND = """
 import time
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.batches import encode_prompts, stamped_result
+from pytest_llenergy.backends.batches import check_lengths, encode_prompts, stamped_result
 from pytest_llenergy.backends.convert import build_cached, pretrained_path, source_key
 from pytest_llenergy.backends.models import load_tokenizer, translate_load_errors
 from pytest_llenergy.errors import BackendError
@@ -28,6 +28,7 @@ SPEC = BackendSpec(
 class CTranslate2Backend:
     def load(self, model, options, context):
         import ctranslate2
+        from transformers import AutoConfig
 
         given = {"compute_type": "float32", **options}
         path = pretrained_path(model)
@@ -37,6 +38,7 @@ class CTranslate2Backend:
             # Into a directory inside: the converter wants to make it.
             files = str(build_cached(name, lambda made: converter.convert(str(made / "model"))) / "model")
             self.generator = ctranslate2.Generator(files, intra_threads=context.threads, **given)
+            self.limit = AutoConfig.from_pretrained(path).max_position_embeddings
         self.tokenizer = load_tokenizer(model, path)
         return BackendInfo(
             name="ctranslate2",
@@ -51,6 +53,7 @@ class CTranslate2Backend:
         if params.do_sample:
             raise BackendError("ctranslate2: its threads take a seed when they start, not later")
         rows = encode_prompts("ctranslate2", self.tokenizer.encode, prompts)
+        check_lengths("ctranslate2", [len(row) for row in rows], params.max_new_tokens, self.limit)
         ends = {*params.stop_token_ids, *(() if params.ignore_eos else {self.tokenizer.eos_token_id})}
         return CTranslate2Job(self.generator, self.tokenizer, rows, params.max_new_tokens, sorted(ends))
 

@@ -47,7 +47,7 @@ def failures(result: pytest.RunResult) -> dict[str, str]:
 def test_the_example_of_the_documentation_passes(project: pytest.Pytester) -> None:
     project.makepyfile(SUITE)
     result = project.runpytest("-rs", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=14, skipped=2)
+    result.assert_outcomes(passed=15, skipped=2)
     assert "nobody else has these weights" in output_of(result)
     assert "it is greedy" in output_of(result)
 
@@ -72,6 +72,11 @@ class Job(TinyJob):
         return msgspec.structs.replace(made, requests=padded)
 """
 )
+CUTS = """
+class Derived(TinyBackend):
+    def prepare(self, prompts, params):
+        return super().prepare([prompt[:1000] for prompt in prompts], params)
+"""
 ONE_TOKEN_LESS = """
 class Derived(TinyBackend):
     def prepare(self, prompts, params):
@@ -193,6 +198,11 @@ WRONG = {
         {"code": COUNTS_PADDING},
         "test_prompts_are_counted_without_padding",
         "prompt 'abc' has 3 tokens, and input_tokens is 11; count the tokens",
+    ),
+    "cuts-long-prompts": (
+        {"code": CUTS},
+        "test_a_long_prompt_is_processed_whole_or_refused",
+        "has input_tokens=1000; refuse in prepare() what the library would cut",
     ),
     "one-token-less": (
         {"code": ONE_TOKEN_LESS},
@@ -382,6 +392,6 @@ def test_a_backend_that_cannot_run_is_an_error_or_skipped_with_the_pip_line(proj
         add(project, "absent", AS_IT_IS, spec="requires=('no_such_module',)"),
     ]
     result = project.runpytest(*OPTIONS, *chosen)
-    result.assert_outcomes(errors=16, skipped=16)
+    result.assert_outcomes(errors=17, skipped=17)
     assert "model = 'random:llama-tiny': it reads nothing; name another" in output_of(result)
     assert "absent is not available: no module no_such_module; pip install tiny-backend" in output_of(result)

@@ -9,12 +9,14 @@ from typing import Any, Literal
 
 from pytest_llenergy.backends.engine_options import (
     DEVICES,
+    DRAFT_MODEL,
     PROMPT_LOOKUP,
     SOURCE,
     CommonOptions,
     Positive,
     refuse_options,
 )
+from pytest_llenergy.backends.models import first_error_line
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
@@ -75,6 +77,9 @@ class LoadOptions(CommonOptions, frozen=True, kw_only=True):
         refuse_options("transformers", passed, RESERVED)
         ours = cls.parse("transformers", options)
         ours.find_step_tokens("transformers")
+        kind = ours.speculative.kind if ours.speculative is not None else DRAFT_MODEL
+        if kind not in (DRAFT_MODEL, PROMPT_LOOKUP):
+            raise BackendError(f"transformers: speculative: {kind} is none of {DRAFT_MODEL}, {PROMPT_LOOKUP}")
         return ours, passed
 
     @property
@@ -121,8 +126,11 @@ class LoadOptions(CommonOptions, frozen=True, kw_only=True):
             raise BackendError(
                 f"transformers: batching={self.batching!r} does not honour {ignored}; leave one out"
             )
-        if self.speculative and self.chunked_prefill:
-            raise BackendError("transformers: speculative takes whole prompts; leave out chunked_prefill")
+        if self.speculative and (self.chunked_prefill or params.num_beams > 1):
+            raise BackendError(
+                "transformers: speculative takes a whole prompt and makes one sequence; leave out "
+                "chunked_prefill and num_beams"
+            )
 
     def check_embedding(self, passed: Collection[str]) -> None:
         """Raise ``BackendError`` for options of generation, which embedding would ignore."""
@@ -167,7 +175,10 @@ def compile_job(job: Any) -> None:
 
     torch.compiler.reset()
     before = count_compiled_graphs()
-    job.run()
+    try:
+        job.run()
+    except RuntimeError as error:
+        raise BackendError(f"transformers: compile: {first_error_line(error)}") from error
     if count_compiled_graphs() == before:
         raise BackendError(
             "transformers: compile: generate compiled nothing; it does with cache='static', one beam and "
