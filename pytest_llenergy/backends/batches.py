@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from pytest_llenergy.backends.tasks import Generation
@@ -11,6 +12,9 @@ from pytest_llenergy.record.timeline import RequestTimeline
 
 #: A prompt of so many characters is checked for an end that its tokenizer has dropped.
 LONG_PROMPT = 256
+
+#: A space before a word.
+_SPACE = re.compile(r" (?=\S)")
 
 #: Tokens that a prompt encoded in two parts may have more than the same prompt encoded as one.
 SEAM_TOKENS = 16
@@ -48,14 +52,16 @@ def _count_whole(encode: Callable[[str], Sequence[int]], prompt: str, row: Seque
     has_nul = "\0" in prompt
     if not has_nul and len(prompt) < LONG_PROMPT:
         return None
-    middle = max(prompt.find(" ", len(prompt) // 2), 0) or len(prompt) // 2
+    # Tokens hardly ever go over the space before a word.
+    space = None if has_nul else _SPACE.search(prompt, len(prompt) // 2)
+    middle = len(prompt) // 2 if space is None else space.start()
     texts = prompt.split("\0") if has_nul else [prompt[:middle], prompt[middle:]]
     parts = [list(encode(text)) for text in texts]
     special = len(encode(""))
     whole = sum(len(part) - special for part in parts) + special
     missing = whole - len(row)
-    ends_alike = not has_nul and parts[-1][-1:] == list(row[-1:])
-    return whole if missing > SEAM_TOKENS or (missing > 0 and not ends_alike) else None
+    ends_otherwise = has_nul or (space is not None and parts[-1][-1:] != list(row[-1:]))
+    return whole if missing > SEAM_TOKENS or (missing > 0 and ends_otherwise) else None
 
 
 def check_processed(backend: str, given: Sequence[int], processed: Sequence[int]) -> None:

@@ -116,6 +116,8 @@ class OpenVinoJob:
 
     def result(self, outcome: tuple[Any, int, int]) -> Generation:
         output, start_ns, end_ns = outcome
+        # It counts the first prompt only.
+        check_processed("openvino", self.lengths[:1], [output.perf_metrics.get_num_input_tokens()])
         token_ids = [[int(token) for token in ids] for ids in output.tokens]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
         steps_ns = read_steps_ns(output.perf_metrics.raw_metrics, len(self.lengths), start_ns, end_ns)
@@ -174,7 +176,6 @@ class OpenVinoBackend:
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> OpenVinoJob:
         inputs = self._tokenizer.encode(list(prompts))
-        # OpenVINO's own count covers the first prompt only.
         lengths = [int(row.sum()) for row in inputs.attention_mask.data]
         check_processed("openvino", self.count_tokens(prompts), lengths)
         check_lengths("openvino", lengths, params.max_new_tokens, self._max_positions)

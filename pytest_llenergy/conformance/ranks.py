@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import psutil
-
-from pytest_llenergy.backends.base import BackendSpec, BackendWorker, RankContext, create_backend
+from pytest_llenergy.backends.base import BackendSpec, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.devices.cpu import usable_cpus
@@ -30,12 +26,6 @@ from pytest_llenergy.record.timeline import Timeline
 
 #: How often a model is loaded to see what stays. A process keeps some memory anyway, whatever the model.
 CYCLES = 6
-
-#: Processes of a backend must end this soon after ``close`` has returned: the next test needs their devices.
-CLOSE_TIMEOUT_S, POLL_S = 5.0, 0.02
-
-#: Processes that a library starts once and keeps idle, by a part of their command line.
-KEPT_PROCESSES = ("resource_tracker", "multiprocessing.forkserver", "compile_worker", "torch_shm_manager")
 
 
 @dataclass(frozen=True)
@@ -131,11 +121,10 @@ class LoadedBackend:
 
 @dataclass(frozen=True)
 class LoadCycles:
-    """Memory of the rank (bytes) with the model and after ``close``, by cycle, and what runs at the end."""
+    """Memory of the rank (bytes) with the model and after ``close``, by cycle."""
 
     loaded: tuple[int, ...]
     closed: tuple[int, ...]
-    running: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -160,20 +149,15 @@ def load_repeatedly(
         prompt: Prompt to generate from.
     """
     params = GenerationParams.parse({"max_new_tokens": 2, "ignore_eos": True})
-    before = set(_processes())
     loaded: list[int] = []
     closed: list[int] = []
-    workers: set[int] = set()
     for _ in range(CYCLES):
         backend = create_backend(factory)
         backend.load(ModelSource(**model), options, context)
         job = backend.prepare([prompt], params)
         job.result(job.run())
         backend.synchronize()
-        # Recorded before ``close``, after which they may have other parents.
-        named: Sequence[BackendWorker] = getattr(backend, "workers", tuple)()
-        workers |= {worker.pid for worker in named} - {os.getpid()}
-        with_model = _memory_bytes(BackendProcesses(named).pids())
+        with_model = _memory_bytes(BackendProcesses(getattr(backend, "workers", tuple)()).pids())
         backend.close()
         del backend, job
         without = _memory_bytes(())
@@ -181,7 +165,7 @@ def load_repeatedly(
             return None
         loaded.append(with_model)
         closed.append(without)
-    return LoadCycles(tuple(loaded), tuple(closed), tuple(_running(before, workers)))
+    return LoadCycles(tuple(loaded), tuple(closed))
 
 
 def try_loading(
@@ -224,25 +208,3 @@ def _memory_bytes(others: Collection[int]) -> int | None:
     here = memory_bytes()
     # A process that has ended has no memory.
     return None if here is None else here + sum(memory_bytes(pid) or 0 for pid in others)
-
-
-def _processes() -> dict[int, str]:
-    """Return the command lines of this process's descendants, without those that libraries keep."""
-    found: dict[int, str] = {}
-    for child in psutil.Process().children(recursive=True):
-        # It may have ended meanwhile.
-        with suppress(psutil.Error):
-            command = " ".join(child.cmdline())
-            if child.status() != psutil.STATUS_ZOMBIE and not any(kept in command for kept in KEPT_PROCESSES):
-                found[child.pid] = f"process {child.pid} ({command})"
-    return found
-
-
-def _running(before: set[int], workers: set[int]) -> list[str]:
-    deadline = time.monotonic() + CLOSE_TIMEOUT_S
-    while True:
-        running = [each for ident, each in _processes().items() if ident not in before]
-        running += [f"process {pid}, which workers() named" for pid in workers if psutil.pid_exists(pid)]
-        if not running or time.monotonic() >= deadline:
-            return running
-        time.sleep(POLL_S)

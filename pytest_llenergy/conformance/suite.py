@@ -15,7 +15,7 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import Requirements, explain_unmet
 from pytest_llenergy.conformance import checks, ranks
 from pytest_llenergy.conformance.checks import require
-from pytest_llenergy.conformance.ranks import LoadCycles, LoadedBackend, Refusal, model_fields
+from pytest_llenergy.conformance.ranks import LoadedBackend, Refusal, model_fields
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, PlanError, WorkerError
 from pytest_llenergy.plugin.session import RunState, state_of
@@ -174,15 +174,10 @@ class BackendConformance:
         checks.check_equal_tokens(own, others, list(self._prompts), (self.spec.name, spec.name))
 
     def test_unloading_frees_the_memory(self, loaded: LoadedBackend) -> None:
-        found = self._load_repeatedly(loaded)
+        found = loaded.call(ranks.load_repeatedly, prompt=next(iter(self._prompts)))
         if found is None:
             pytest.skip("this system does not report the memory of a process")
         checks.check_memory_freed(found)
-
-    def test_nothing_runs_after_close(self, loaded: LoadedBackend) -> None:
-        found = self._load_repeatedly(loaded)
-        left = ", ".join(found.running if found is not None else ())
-        require(not left, f"still running after close(): {left}; end it in close(), and wait for it")
 
     def test_a_broken_model_is_reported_in_one_line(self, loaded: LoadedBackend, tmp_path: Path) -> None:
         bad = checks.bad_models(tmp_path)
@@ -275,12 +270,6 @@ class BackendConformance:
                 pytrace=False,
             )
         return refusals
-
-    def _load_repeatedly(self, loaded: LoadedBackend) -> LoadCycles | None:
-        if "cycles" not in self._found:
-            self._found["cycles"] = loaded.call(ranks.load_repeatedly, prompt=next(iter(self._prompts)))
-        found: LoadCycles | None = self._found["cycles"]
-        return found
 
     def _make_loaded(
         self, spec: BackendSpec, options: Mapping[str, Any], state: RunState, lease: Lease

@@ -102,7 +102,7 @@ class TestGenerateArguments:
             [
                 "BackendError: generate: prompts must be *, or of requests, found 'one prompt'",
                 "BackendError: generate: prompts must be a list of one or more *, or of requests, found []",
-                "BackendError: *TypeError: * got an unexpected keyword argument 'dtyp' (transformers, *",
+                "BackendError: * cannot load it with dtyp='float32' (TypeError: * 'dtyp')",
                 "BackendError: generate: 1 prompts for 2 data-parallel ranks; a rank would have no work",
             ]
         )

@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.transformers.continuous import count_pages, step_token_budget
 from pytest_llenergy.errors import BackendError
 
 from .loaded_ranks import PROMPTS, LoadedRanks, counts
@@ -94,12 +92,6 @@ def test_each_token_has_a_timestamp_within_its_round(continuous: LoadedRanks) ->
         assert (request.first_token_ns, request.last_token_ns) == (request.token_ns[0], request.token_ns[-1])
 
 
-def test_timestamps_are_on_the_clock_of_timelines() -> None:
-    """transformers' clock is CLOCK_MONOTONIC here: two readings of one bracket a reading of the other."""
-    before, stamp, after = time.monotonic_ns(), time.perf_counter(), time.monotonic_ns()
-    assert before - 1 <= round(stamp * 1e9) <= after + 1
-
-
 def test_all_requests_run_at_once(continuous: LoadedRanks) -> None:
     _, timeline = continuous.generate(PROMPTS)
     first = max(request.token_ns[0] for request in timeline.requests)
@@ -115,15 +107,6 @@ def test_with_one_block_requests_wait_for_each_other(static: LoadedRanks) -> Non
     assert generation.token_ids == expected.token_ids
     one, two, three = timeline.requests
     assert one.token_ns[-1] <= two.token_ns[0] < two.token_ns[-1] <= three.token_ns[0]
-
-
-def test_cache_sizes_fit_the_batch_exactly() -> None:
-    # 212 + 44 tokens fill one block of 256; 213 + 44 need another.
-    assert count_pages([212], 44) == 1
-    assert count_pages([212, 213, 1], 44) == 4
-    assert step_token_budget([3, 11, 1]) == 15
-    assert step_token_budget([9000]) == 2048
-    assert step_token_budget([1] * 3000) == 3000
 
 
 def test_a_repeated_prompt_is_prefilled_again(static: LoadedRanks) -> None:

@@ -110,7 +110,7 @@ def test_a_server_is_configured_by_its_options(
     model = "random:llama-tiny" if not passed else str(tiny_gguf(pytester.path))
     pytester.makepyfile(SERVER.format(model=model, options=options))
     result = pytester.runpytest("-p", "no:cacheprovider", "-k", "counted_without")
-    result.assert_outcomes(passed=passed, failed=1 - passed, deselected=16)
+    result.assert_outcomes(passed=passed, failed=1 - passed, deselected=15)
     if not passed:
         result.stdout.fnmatch_lines(["*server: neither a command nor a url; give *command*"])
 
@@ -128,7 +128,7 @@ def test_llama_cpps_server_conforms(pytester: pytest.Pytester) -> None:
     pytest.importorskip("xllamacpp")
     pytester.makepyfile(SERVER.format(model=tiny_gguf(pytester.path), options={"command": llama()}))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=15, skipped=2)
+    result.assert_outcomes(passed=14, skipped=2)
 
 
 def test_a_new_backend_is_under_90_lines() -> None:
@@ -150,7 +150,7 @@ def test_ctranslate2_conforms(pytester: pytest.Pytester) -> None:
     (pytester.path / "ctranslate2_backend.py").write_text(ctranslate2.BACKEND)
     pytester.makepyfile(ctranslate2.SUITE)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=16, skipped=1)
+    result.assert_outcomes(passed=15, skipped=1)
 
 
 #: Runs in a process of its own, since huggingface_hub reads its environment when it is imported.
@@ -207,7 +207,7 @@ def test_the_ctranslate2_adapter_loads_a_hub_model(
 def test_transformers_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TRANSFORMERS)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=15, skipped=2)
+    result.assert_outcomes(passed=14, skipped=2)
     result.stdout.fnmatch_lines(["*it is the reference of the others*"])
 
 
@@ -215,21 +215,21 @@ def test_transformers_conforms(pytester: pytest.Pytester) -> None:
 def test_openvino_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(OPENVINO)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=17)
+    result.assert_outcomes(passed=16)
 
 
 @pytest.mark.slow
 def test_onnxruntime_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(ONNXRUNTIME)
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=17)
+    result.assert_outcomes(passed=16)
 
 
 @pytest.mark.slow
 def test_llama_cpp_conforms(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(LLAMA_CPP.format(model=tiny_gguf(pytester.path)))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=15, skipped=2)
+    result.assert_outcomes(passed=14, skipped=2)
     result.stdout.fnmatch_lines(["*its server stops at texts and not at tokens*"])
 
 
@@ -240,4 +240,4 @@ def test_vllm_conforms(pytester: pytest.Pytester) -> None:
         pytest.skip("LLENERGY_TEST_VLLM_PYTHON names no environment with vLLM; see tox -e vllm")
     pytester.makepyfile(VLLM.format(python=python))
     result = pytester.runpytest("-rs", "--durations=5", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=16, skipped=1)
+    result.assert_outcomes(passed=15, skipped=1)
