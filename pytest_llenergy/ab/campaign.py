@@ -3,18 +3,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from pathlib import Path
+from statistics import median
 
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.ab.checkouts import Repository, find_error_line, read_tail
-from pytest_llenergy.ab.command import Command
 from pytest_llenergy.ab.join import (
     PairedNames,
     SessionRecord,
@@ -25,54 +23,30 @@ from pytest_llenergy.ab.join import (
     pair_by_parameters,
     unpaired_note,
 )
-from pytest_llenergy.ab.progress import (
-    FIRST_SIGN_S,
-    LATER_SIGN_S,
-    RemainingTime,
-    SessionWatch,
-    describe_pair,
-)
-from pytest_llenergy.ab.schedule import Schedule, Side, Turn
-from pytest_llenergy.ab.session import run_session, session_arguments
-from pytest_llenergy.ab.state import SessionEnd, State
+from pytest_llenergy.ab.measured_command import WORK, describe_startup, energy_per
+from pytest_llenergy.ab.schedule import Turn
+from pytest_llenergy.ab.session import Earlier, Watch, find_error_line, read_tail, run_session
+from pytest_llenergy.ab.sides import Prepared
+from pytest_llenergy.ab.state import SIDES, State, record_end
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
+from pytest_llenergy.compare.disturbance import load_of_others
 from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.comparison import ComparedReports
+from pytest_llenergy.record.comparison import OTHER_WORKLOAD, ComparedReports, Comparison
+from pytest_llenergy.record.metrics import values_of_rounds
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Source, Tool
+from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
 
 #: Most names of tests in one line.
 MAX_NAMES = 5
 
-#: Iterations per round of the two sides that differ by more are noted. By less they differ by themselves, as
-#: each session chooses them for its own rounds.
-ITERATIONS_FACTOR = 4
-
-
-class FailureCounts:
-    """Counts the sessions of one side in which each test failed."""
-
-    def __init__(self) -> None:
-        self._counts = Counter[str]()
-        self._sessions = 0
-
-    def add(self, names: Iterable[str]) -> None:
-        """Add the failed tests of a session."""
-        self._counts.update(names)
-        self._sessions += 1
-
-    def note(self, side: str) -> str | None:
-        """Return a note on the failures, or ``None`` if there are none."""
-        if not self._counts:
-            return None
-        counts = [f"{name} ({count} of {self._sessions})" for name, count in self._counts.items()]
-        return f"{side}: failed in sessions: {_list_names(counts)}"
+#: Values that a command tells are of other work if they differ by more, relative to the base.
+SAME_WORK = 0.03
 
 
 class StageEstimator:
@@ -93,73 +67,35 @@ class StageEstimator:
 
 
 @dataclass(frozen=True)
-class CampaignPlan:
-    """What to compare, and how.
-
-    Attributes:
-        sides: Baseline and head.
-        command: The pytest command.
-        schedule: The order of sessions.
-        criteria: Metrics and rules.
-        across: Whether the workloads differ on purpose.
-        renamed: Whether the sides have their own options, which may change the ids of tests.
-        notes: Notes for the report.
-    """
-
-    sides: Mapping[SideName, Side]
-    command: Command
-    schedule: Schedule
-    criteria: Sequence[Criterion]
-    across: bool = False
-    renamed: bool = False
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class CampaignCallbacks:
+class Callbacks:
     """Callbacks of a campaign.
 
     Attributes:
         say: Receives progress lines.
-        show: Receives the output of sessions.
-        before: Called before each session. Raises ``PlanError`` to stop.
-        check: Called after the first session of a side with the lists of its imports. Raises ``PlanError`` to
-            stop.
+        show: Receives the output of sessions, in place of progress lines on them.
         choose: Called with the first report; returns the criteria for its machine. Raises ``PlanError`` to
             stop.
     """
 
     say: Callable[[str], None]
     show: Callable[[str], None] | None = None
-    before: Callable[[Side], None] = lambda _: None
-    check: Callable[[Side, Sequence[Path]], None] = lambda *_: None
     choose: Callable[[Report], Sequence[Criterion]] | None = None
 
 
 class Campaign:
     """All sessions of one comparison; ``name`` tells it from others in progress lines."""
 
-    def __init__(
-        self, plan: CampaignPlan, state: State, callbacks: CampaignCallbacks, name: str = ""
-    ) -> None:
+    def __init__(self, plan: Prepared, state: State, callbacks: Callbacks, name: str = "") -> None:
         self._plan = plan
         self._name = name
         self._criteria = plan.criteria
         self._state = state
         self._callbacks = callbacks
-        self._gathered: dict[SideName, SideSessions] = {
-            "base": SideSessions("base"),
-            "head": SideSessions("head"),
-        }
-        self._failed: dict[SideName, FailureCounts] = {"base": FailureCounts(), "head": FailureCounts()}
-        self._skipped: dict[SideName, set[str]] = {"base": set(), "head": set()}
+        self._gathered: dict[SideName, SideSessions] = {side: SideSessions(side) for side in SIDES}
+        self._failed: dict[SideName, Counter[str]] = {side: Counter() for side in SIDES}
         self._order: list[SideSessions] = []
-        self._boots: dict[str, None] = {}
-        #: Numbers of the sessions that were finished before.
-        self._loaded: set[int] = set()
-        self._remaining = RemainingTime()
-        #: Duration of all sessions, also of those that were finished before (seconds).
-        self.duration_s = 0.0
+        #: Duration of each session, also of those that were finished before (seconds).
+        self.durations_s: list[float] = []
         #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         self._stage = 1
@@ -174,128 +110,100 @@ class Campaign:
         for stage in range(1, len(schedule.pairs) + 1):
             self._stage = stage
             last = sum(schedule.pairs[:stage])
-            for number, pair in enumerate(schedule.turns(stage), last - schedule.pairs[stage - 1] + 1):
+            for pair in schedule.turns(stage):
                 if self._order and not self._open_tests:
                     break
-                durations_s = {turn.side: self._run_turn(turn) for turn in pair}
+                measured = [self._run_turn(turn) for turn in pair]
                 self._finish_undecidable()
-                if number == last:
+                if pair[0].pair == last:
                     self._decide()
-                if not {turn.number for turn in pair} <= self._loaded:
-                    self._say_pair(number, durations_s)
+                if any(measured):
+                    still = self._open_tests
+                    counts = still, len(still | self._done.keys()), self._name
+                    self._callbacks.say(schedule.describe_pair(pair[0], stage, self.durations_s, *counts))
             if not self._open_tests:
                 break
         return self._build_result()
 
     def _decide(self) -> None:
         """Finish the tests that have a verdict after this stage; after the last, all."""
-        schedule = self._plan.schedule
-        estimator = StageEstimator(schedule.stages, self._test_stage)
+        estimator = self._estimator()
         self._compare(estimator)
-        more = estimator.open if self._stage < len(schedule.pairs) else set()
+        more = estimator.open if self._stage < len(self._plan.schedule.pairs) else set()
         self._done.update({name: self._stage for name in self._open_tests if name not in more})
 
-    def _say_pair(self, number: int, durations_s: Mapping[SideName, float]) -> None:
-        open_tests = self._open_tests
-        line = describe_pair(
-            number,
-            self._stage,
-            self._plan.schedule,
-            (durations_s["base"], durations_s["head"]),
-            open_tests,
-            len(open_tests | self._done.keys()),
-            self._remaining,
-            self._name,
-        )
-        self._callbacks.say(line)
-
-    def _test_stage(self, name: str) -> int:
-        return self._done.get(name, self._stage)
+    def _estimator(self) -> StageEstimator:
+        return StageEstimator(self._plan.schedule.stages, lambda name: self._done.get(name, self._stage))
 
     @property
     def _names(self) -> PairedNames:
         found = [
-            {name: parts[0].record for name, parts in self._gathered[side].parts.items()}
-            for side in ("base", "head")
+            {name: parts[0].record for name, parts in self._gathered[side].parts.items()} for side in SIDES
         ]
-        return pair_by_parameters(*found) if self._plan.renamed else pair_by_id(*found)
+        return pair_by_parameters(*found) if self._plan.by_options else pair_by_id(*found)
 
     @property
     def _open_tests(self) -> set[str]:
         names = self._names
         return ({*names.base.values()} | {*names.head.values()}) - self._done.keys()
 
-    def _run_turn(self, turn: Turn) -> float:
-        """Load or measure a session. Returns its duration (seconds)."""
+    def _run_turn(self, turn: Turn) -> bool:
+        """Load or measure a session. Returns whether it was measured."""
         found = self._state.load_finished(turn)
-        if found is not None:
-            self._loaded.add(turn.number)
-        reports, end = found or self._measure(turn)
+        reports, duration_s = (found[0], found[1].duration_s) if found is not None else self._measure(turn)
         gathered = self._gathered[turn.side]
         gathered.add(turn.number, reports)
-        self._failed[turn.side].add(self._state.list_failed_tests(turn))
-        self._skipped[turn.side] |= self._state.list_skipped_modules(turn)
+        self._failed[turn.side].update(self._state.list_failed_tests(turn))
         self._order += [gathered] * len(reports)
-        self._boots[end.boot] = None
-        self.duration_s += end.duration_s
-        names = getattr(self._names, turn.side)
-        records = {names[record.id]: record for report in reports for record in report.records}
-        self._remaining.add(end.duration_s, records)
+        self.durations_s.append(duration_s)
         if turn.number <= 2:
             try:
-                self._callbacks.check(self._plan.sides[turn.side], self._state.list_import_directories(turn))
+                self._plan.check_after(self._plan.sides[turn.side], self._state.list_import_directories(turn))
             except PlanError:
                 # The session measured the wrong code.
                 self._state.discard(turn)
                 raise
         if reports and len(self._order) == len(reports) and self._callbacks.choose is not None:
             self._criteria = self._callbacks.choose(reports[0])
-        return end.duration_s
+        return found is None
 
-    def _measure(self, turn: Turn) -> tuple[list[Report], SessionEnd]:
-        plan, state = self._plan, self._state
+    def _measure(self, turn: Turn) -> tuple[list[Report], float]:
+        plan, state, say = self._plan, self._state, self._callbacks.say
         side = plan.sides[turn.side]
-        self._callbacks.before(side)
+        plan.check_before(side)
         names = getattr(self._names, turn.side)
         done = [name for name, common in names.items() if common in self._done]
         # Tests that a stopped attempt measured are not measured again.
         done += [each.id for report in state.load_reports(turn) for each in report.records if each.counts]
         files = state.next_attempt(turn)
-        gpus = [] if plan.command.gpus else self._gathered["base"].devices
-        words = session_arguments(side, plan.command, files, plan.schedule.rounds, gpus)
         session = f"session {turn.number} ({turn.side} {side.short})"
         if turn.number <= 2:
             where = f" of {self._name}" if self._name else "; the first of a side may load models"
-            self._callbacks.say(f"{session} starts{where}")
-        first_s = FIRST_SIGN_S if turn.number <= 2 else LATER_SIGN_S
-        started, began_s = datetime.now(timezone.utc), time.monotonic()
+            say(f"{session} starts{where}")
+        show, watch = self._callbacks.show, Watch(say, session)
+        began_s = time.monotonic()
         code = run_session(
             side,
-            words,
             files,
-            done,
-            self._devices_before(turn.side),
-            self._callbacks.show,
-            lambda printed: SessionWatch(printed, self._callbacks.say, session, first_s),
+            plan.schedule.rounds,
+            Earlier(done, self._devices_before(turn.side)),
+            watch if show is None else lambda printed: show(printed.read()),
         )
-        end = state.record_end(files, code, started, time.monotonic() - began_s)
+        duration_s = time.monotonic() - began_s
+        record_end(files, code, duration_s)
         # The head's tests are then new, or those of the base removed. Without any, nothing is compared.
         may_lack = turn.number == 1 or (turn.number == 2 and self._gathered["base"].reports)
-        if may_lack and not plan.renamed and state.lacks_tests(turn, code, side.directory):
-            return [], end
+        paths = [side.directory / word.partition("::")[0] for word in side.args if word]
+        if may_lack and not plan.by_options and state.lacks_tests(turn, code, paths):
+            return [], duration_s
         how = state.explain_unfinished(turn, code)
-        if how is not None:
-            self._show_tail(files.log)
-            raise PlanError(f"{session} {how}: {find_error_line(files.log)!r}; the whole log: {files.log}")
-        reports = state.load_reports(turn)
-        if not reports:
-            self._show_tail(files.log)
-            raise PlanError(f"{session} measured no test; the whole log: {files.log}")
-        return reports, end
-
-    def _show_tail(self, log: Path) -> None:
-        for line in read_tail(log):
-            self._callbacks.say(f"  | {line}")
+        reports = state.load_reports(turn) if how is None else []
+        if reports:
+            return reports, duration_s
+        for line in read_tail(files.log):
+            say(f"  | {line}")
+        why = f"{how}: {find_error_line(files.log)!r}" if how is not None else "measured no test"
+        raise PlanError(f"{session} {why}; the whole log: {files.log}")
 
     def _finish_undecidable(self) -> None:
         """Finish tests that more sessions cannot decide: failed, on one side only, or not comparable."""
@@ -303,47 +211,45 @@ class Campaign:
         undecidable = {names.base[name] for name in self._gathered["base"].undecidable}
         undecidable |= {names.head[name] for name in self._gathered["head"].undecidable}
         undecidable |= set(names.base.values()) ^ set(names.head.values())
-        compared = self._compare(None)
-        states: dict[str, set[str]] = {}
-        for each in compared.comparisons:
-            states.setdefault(each.id, set()).add(each.verdict)
-        undecidable |= {name for name, found in states.items() if found == {"not comparable"}}
+        verdicts: dict[str, set[str]] = {}
+        for each in self._compare().comparisons:
+            verdicts.setdefault(each.id, set()).add(each.verdict)
+        undecidable |= {name for name, found in verdicts.items() if found == {"not comparable"}}
         self._done.update({name: self._stage for name in undecidable if name not in self._done})
 
     def _devices_before(self, side: SideName) -> dict[str, list[str]]:
         """Return the devices of each test of a side in earlier sessions, those of the baseline first."""
         names, known = self._names, dict[str, list[str]]()
-        for each in ("head", "base"):
+        for each in reversed(SIDES):
             for name, parts in self._gathered[each].parts.items():
                 known[getattr(names, each)[name]] = _first_usable(parts).record.devices
         return known | {
             name: known[common] for name, common in getattr(names, side).items() if common in known
         }
 
-    def _choose_anchors(self) -> tuple[dict[str, SessionRecord], dict[str, SessionRecord]]:
+    def _choose_anchors(self) -> dict[SideName, dict[str, SessionRecord]]:
         """Choose the session of each test whose devices and meters all others must match.
 
-        This is the baseline's first session, for both sides if they use the same number of devices.
+        This is the first of its side, with the devices of the baseline if both sides use as many.
         """
+        anchors = {
+            side: {name: _first_usable(parts) for name, parts in self._gathered[side].parts.items()}
+            for side in SIDES
+        }
         names = self._names
-        base = {name: _first_usable(parts) for name, parts in self._gathered["base"].parts.items()}
-        head = {name: _first_usable(parts) for name, parts in self._gathered["head"].parts.items()}
-        firsts = {names.base[name]: part for name, part in base.items()}
-        for name, part in head.items():
-            other = firsts.get(names.head[name])
-            alike = other is not None and len(other.record.devices) == len(part.record.devices)
-            if alike and other is not None and other.record.devices != ["cpu"]:
-                head[name] = _with_devices(part, other)
-        return base, head
+        devices = {names.base[name]: part.record.devices for name, part in anchors["base"].items()}
+        for name, part in anchors["head"].items():
+            found = devices.get(names.head[name], part.record.devices)
+            if found != ["cpu"] and found != part.record.devices and len(found) == len(part.record.devices):
+                record = msgspec.structs.replace(part.record, devices=found)
+                anchors["head"][name] = SessionRecord(1, record, part.environment)
+        return anchors
 
     def _join_reports(self) -> tuple[Report, Report]:
-        reports = []
-        names = self._names
-        for side, anchors, common in zip(
-            ("base", "head"), self._choose_anchors(), (names.base, names.head), strict=True
-        ):
-            gathered = self._gathered[_side_name(side)]
-            report = gathered.report(anchors) or self._report_no_tests(_side_name(side))
+        reports, anchors = [], self._choose_anchors()
+        for side in SIDES:
+            report = self._gathered[side].report(anchors[side]) or self._report_no_tests(side)
+            common = getattr(self._names, side)
             records = [msgspec.structs.replace(each, id=common[each.id]) for each in report.records]
             reports.append(msgspec.structs.replace(report, records=records))
         return reports[0], reports[1]
@@ -353,39 +259,43 @@ class Campaign:
         other = self._gathered["head" if side == "base" else "base"].reports[0]
         name = "no-baseline" if side == "base" else "no-head"
         run = msgspec.structs.replace(other.run, id=f"{name}-{other.run.id}", exit_status=None)
-        repository = Repository(self._plan.sides[side].root)
-        # The head may be the working tree.
-        dirty = side == "head" and repository.has_changes()
-        source = Source(commit=repository.resolve_commit("HEAD"), dirty=dirty)
-        return msgspec.structs.replace(
-            other,
-            run=run,
-            source=source,
-            records=[],
-            baseline=None,
-        )
+        source = self._plan.sides[side].source
+        return msgspec.structs.replace(other, run=run, source=source, records=[], baseline=None)
 
-    def _compare(self, estimator: StageEstimator | None) -> ComparedReports:
+    def _compare(self, estimator: StageEstimator | None = None) -> ComparedReports:
         base, head = self._join_reports()
-        plan = self._plan
+        plan, estimator = self._plan, estimator or self._estimator()
         origins = plan.sides["base"].origin, plan.sides["head"].origin
-        estimator = estimator or StageEstimator(plan.schedule.stages, self._test_stage)
-        return compare_reports(base, head, origins, self._criteria, across=plan.across, estimator=estimator)
+        compared = compare_reports(
+            base, head, origins, self._criteria, across=plan.across, estimator=estimator
+        )
+        measured = plan.sides["head"].measured
+        if measured is None or not base.records or not head.records:
+            return compared
+        records, rules = (
+            (base.records[0], head.records[0]),
+            {each.metric: each.rule for each in self._criteria},
+        )
+        pers = {energy_per(name): name for name in measured.per}
+        comparisons = [
+            _judge_value(each, records, rules[each.metric], estimator, pers.get(each.metric))
+            if each.metric in records[1].custom and each.rule_applied
+            else msgspec.structs.replace(each, notes=[*each.notes, *_other_work(records, measured.better)])
+            for each in compared.comparisons
+        ]
+        return msgspec.structs.replace(compared, comparisons=comparisons)
 
     def _build_result(self) -> PairedReport:
         base, head = self._join_reports()
-        compared = self._compare(None)
+        compared = self._compare()
         sides = [compared.base, compared.head]
-        if self._plan.renamed:
+        if self._plan.by_options:
             # The commit is the same; only the options differ.
             sides = [msgspec.structs.replace(side, commit=None, branch=None) for side in sides]
         compared = msgspec.structs.replace(
             compared, base=sides[0], head=sides[1], notes=[*compared.notes, *self._notes(base, head)]
         )
-        places = {
-            "base": iter(self._gathered["base"].sessions),
-            "head": iter(self._gathered["head"].sessions),
-        }
+        places = {side: iter(self._gathered[side].sessions) for side in SIDES}
         return PairedReport(
             schema_version=SCHEMA_VERSION,
             tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
@@ -398,50 +308,98 @@ class Campaign:
         )
 
     def _notes(self, base: Report, head: Report) -> list[str]:
-        notes = list(self._plan.notes)
-        if len(self._boots) > 1:
-            notes.append(f"rounds of {len(self._boots)} boots: the machine was restarted in between")
-        renamed = (
-            [] if self._plan.renamed else [pair for pair in self._names.base.items() if pair[0] != pair[1]]
-        )
-        notes += [f"renamed, and compared: {old} -> {new}" for old, new in renamed]
-        if self._names.unpaired:
-            notes.append(unpaired_note(self._names.unpaired))
-        for side, report in (("base", base), ("head", head)):
+        notes, names = list(self._plan.notes), self._names
+        if not self._plan.by_options:
+            notes += [
+                f"renamed, and compared: {old} -> {new}" for old, new in names.base.items() if old != new
+            ]
+        if names.unpaired:
+            notes.append(unpaired_note(names.unpaired))
+        for side, report in zip(SIDES, (base, head), strict=True):
             for name, reasons in list_excluded_rounds(report.records).items():
                 notes.append(f"{side}: {len(reasons)} rounds of {name} are excluded: {reasons[0]}")
-            for name, parts in self._gathered[_side_name(side)].parts.items():
+            for name, parts in self._gathered[side].parts.items():
                 changed = list_workload_changes(parts)
                 if changed:
                     notes.append(
                         f"{side}: {name} changed its workload between sessions: {'; '.join(changed)}"
                     )
-            line = self._failed[_side_name(side)].note(side)
-            notes += [line] if line is not None else []
-        if skipped := sorted(self._skipped["base"] - self._skipped["head"]):
-            notes.append(f"base: only there {', '.join(skipped)} is skipped, so its tests are not compared")
-        notes += [] if self._plan.across else self._note_procedures()
+            sessions = len({each.number for parts in self._gathered[side].parts.values() for each in parts})
+            failed = [f"{name} ({n} of {max(n, sessions)})" for name, n in self._failed[side].items()]
+            if failed:
+                notes.append(f"{side}: failed in sessions: {_list_names(failed)}")
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):
             notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")
-        tools = [_tool_version(base), _tool_version(head)]
-        if tools[0] != tools[1]:
-            notes.append(f"measured by pytest-llenergy {tools[0]} on base and {tools[1]} on head")
+        if self._plan.sides["head"].measured is not None:
+            found = {side: report.records[0] for side, report in zip(SIDES, (base, head), strict=True)}
+            startup = describe_startup(found)
+            notes += [startup] if startup is not None else []
         return notes
 
-    def _note_procedures(self) -> list[str]:
-        names = self._names
-        heads = {names.head[name]: parts for name, parts in self._gathered["head"].parts.items()}
-        notes: dict[str, list[str]] = {}
-        for name, parts in self._gathered["base"].parts.items():
-            common = names.base[name]
-            found = _procedure_differences(parts, heads[common]) if common in heads else []
-            if found:
-                notes.setdefault("; ".join(found), []).append(common)
-        return [
-            f"measured with other settings: {what} ({_list_names(tests)})" for what, tests in notes.items()
-        ]
+
+def _judge_value(
+    comparison: Comparison,
+    records: tuple[Record, Record],
+    rule: Rule,
+    estimator: StageEstimator,
+    per: str | None,
+) -> Comparison:
+    """Judge a value that a command tells, or the energy per value, by the rule for pairs of sessions."""
+    samples = [_sample(record, comparison.metric, per) for record in records]
+    if samples[0] is None or samples[1] is None:
+        return comparison
+    found = estimator(records[1], samples[0], samples[1], rule, comparison.metric)
+    if found.ratio is None:
+        return comparison
+    numbers = {
+        name: value if value is None or math.isfinite(value) else None
+        for name in ("ratio", "low", "high", "noise", "detectable", "p")
+        for value in (getattr(found, name),)
+    }
+    return msgspec.structs.replace(
+        comparison,
+        verdict=found.verdict,
+        reason=found.reason,
+        base=median(samples[0].values),
+        head=median(samples[1].values),
+        n_base=found.n_base,
+        n_head=found.n_head,
+        kind=records[1].kind if per is not None else None,
+        notes=[*found.corrections, *comparison.notes],
+        **numbers,
+    )
+
+
+def _sample(record: Record, metric: str, per: str | None) -> Sample | None:
+    """Return the value of each session; ``None`` if one is not positive, so that it has no logarithm."""
+    if per is None:
+        told = record.custom[metric].values
+        return Sample(tuple(told), pairs=tuple(range(len(told)))) if min(told, default=0.0) > 0 else None
+    divisors = record.custom[per].values
+    energies, _ = values_of_rounds("energy_j", record.rounds)
+    if len(divisors) != len(record.rounds):
+        return None
+    found = [(index, energy.scale(1 / divisors[index])) for index, energy in energies]
+    return Sample(
+        values=tuple(each.value for _, each in found),
+        uncertainties=tuple(each.meter for _, each in found),
+        shared=tuple(math.hypot(each.unsampled, each.shape) for _, each in found),
+        pairs=tuple(index for index, _ in found),
+        load=load_of_others([record.rounds[index] for index, _ in found]),
+    )
+
+
+def _other_work(records: tuple[Record, Record], judged: Iterable[str]) -> list[str]:
+    """Return a note for each value by which the sides did other work: their energy and time differ anyway."""
+    notes = []
+    for name in records[0].custom.keys() & records[1].custom.keys() - set(judged) - {WORK}:
+        base, head = (record.value_of(name) for record in records)
+        told = records[0].metrics[name].unit == ""
+        if told and base is not None and head is not None and abs(head - base) > SAME_WORK * abs(base):
+            notes.append(f"{OTHER_WORKLOAD}{name}: {base:g} -> {head:g}")
+    return sorted(notes)
 
 
 def _list_names(names: Sequence[str]) -> str:
@@ -449,41 +407,6 @@ def _list_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MAX_NAMES])}{rest}"
 
 
-def _procedure_differences(base: Sequence[SessionRecord], head: Sequence[SessionRecord]) -> list[str]:
-    """Return how the measurements of a test differ by its settings; empty if they do not."""
-    pair = [_first_usable(parts).record.procedure for parts in (base, head)]
-    if pair[0] is None or pair[1] is None:
-        return []
-    warmups = [
-        f"{each.warmup_iterations} iterations" if each.settled is None else "until it settles"
-        for each in pair
-        if each is not None
-    ]
-    found = []
-    if warmups[0] != warmups[1]:
-        found.append(f"warm-up {warmups[0]} on base, {warmups[1]} on head")
-    if pair[0].target != pair[1].target:
-        found.append(f"target {pair[0].target:.3g} on base, {pair[1].target:.3g} on head")
-    counts = pair[0].iterations, pair[1].iterations
-    if max(counts) > ITERATIONS_FACTOR * min(counts):
-        found.append(f"iterations per round {counts[0]} on base, {counts[1]} on head")
-    return found
-
-
 def _first_usable(parts: Iterable[SessionRecord]) -> SessionRecord:
     found = list(parts)
     return next((part for part in found if part.usable), found[0])
-
-
-def _with_devices(part: SessionRecord, other: SessionRecord) -> SessionRecord:
-    """Return a session of one side as if it had run on the boards of ``other``."""
-    record = msgspec.structs.replace(part.record, devices=other.record.devices)
-    return SessionRecord(other.number, record, part.environment)
-
-
-def _side_name(name: str) -> SideName:
-    return "base" if name == "base" else "head"
-
-
-def _tool_version(report: Report) -> str:
-    return report.tool.version

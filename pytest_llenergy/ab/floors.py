@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -54,18 +54,6 @@ class LearnedFloor(StoredStruct, frozen=True):
     date: str
     devices: str
 
-    def __str__(self) -> str:
-        count = f"{self.comparisons} A/A comparison{'' if self.comparisons == 1 else 's'}"
-        return f"floor {self.floor:.1%} (from {count} of {self.date})"
-
-
-@dataclass(frozen=True)
-class KeptFloor:
-    """A floor, and the file that it was read from."""
-
-    learned: LearnedFloor
-    place: str
-
 
 def certain_change(comparison: Comparison) -> float | None:
     """Return the relative change that the limits of a comparison are certain of, in either direction.
@@ -96,84 +84,57 @@ def device_key(record: Record, environment: Environment | None) -> str:
 
 def save_floors(root: Path, key: str, floors: Mapping[str, LearnedFloor]) -> Path:
     """Write the floors of a kind of device, by metric. Those of other metrics are kept. Returns the file."""
-    path = _path(root, key)
+    path = floors_directory(root) / f"{key}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    merged = {**_decode(str(path), _read_bytes(path)), **floors}
+    merged = {**_read(path), **floors}
     replace_file(path, msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
     return path
 
 
-def load_floors(root: Path, report: Report) -> dict[str, KeptFloor]:
-    """Return the floors for the machine of a report by metric: the largest of the devices of its tests.
+def apply_floors(
+    criteria: Sequence[Criterion], root: Path, report: Report
+) -> tuple[list[Criterion], list[str]]:
+    """Return criteria with learned floors that are larger than their own, and a line for each that is used.
 
     Args:
+        criteria: The criteria of a command line.
         root: The project.
-        report: The first report of a comparison.
+        report: The first report of a comparison, whose machine counts; of several kinds of device the largest
+            floor.
 
     Raises:
         PlanError: If a file holds no floors.
     """
     keys = {device_key(record, report.environment) for record in report.records if record.rounds}
-    found: dict[str, KeptFloor] = {}
-    for key in sorted(keys):
-        path = _path(root, key)
-        place = path.relative_to(root).as_posix()
-        for metric, each in _decode(place, _read_bytes(path)).items():
-            if metric not in found or each.floor > found[metric].learned.floor:
-                found[metric] = KeptFloor(each, place)
-    return found
-
-
-def apply_floors(
-    criteria: Sequence[Criterion], kept: Mapping[str, KeptFloor]
-) -> tuple[list[Criterion], list[str]]:
-    """Return criteria with kept floors that are larger than their own, and a line for each that is used.
-
-    Args:
-        criteria: The criteria of a command line.
-        kept: Floors by metric.
-    """
+    files = [floors_directory(root) / f"{key}.json" for key in sorted(keys)]
+    learned = [(metric, each, path) for path in files for metric, each in _read(path).items()]
     applied, lines = [], dict[str, None]()
-    for each in criteria:
-        names = DEFAULT_METRICS if each.metric is None else (each.metric,)
-        found = max((kept[name] for name in names if name in kept), key=_size, default=None)
-        if found is not None and found.learned.floor > each.rule.floor:
-            each = replace(each, rule=rule_with_floor(found.learned.floor, each.rule))
+    for criterion in criteria:
+        names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
+        found = [(each.floor, each, path) for metric, each, path in learned if metric in names]
+        size, each, path = max(found, key=lambda kept: kept[0], default=(0.0, None, root))
+        if each is not None and size > criterion.rule.floor:
+            criterion = replace(criterion, rule=rule_with_floor(size, criterion.rule))
+            count = f"{each.comparisons} A/A comparison{'' if each.comparisons == 1 else 's'}"
             lines[
-                f"{found.learned}, in {found.place}; changes up to it do not count (--floor=1% overrides it)"
+                f"floor {size:.1%} (from {count} of {each.date}), in {path.relative_to(root).as_posix()}; "
+                "changes up to it do not count (--floor=1% overrides it)"
             ] = None
-        applied.append(each)
+        applied.append(criterion)
     return applied, list(lines)
 
 
-def _size(kept: KeptFloor) -> float:
-    return kept.learned.floor
-
-
 def floors_directory(root: Path) -> Path:
-    """Return the directory of the kept floors of a project."""
+    """Return the directory of the learned floors of a project."""
     return root / ".llenergy" / "floors"
 
 
-def _path(root: Path, key: str) -> Path:
-    return floors_directory(root) / f"{key}.json"
-
-
-def _read_bytes(path: Path) -> bytes | None:
+def _read(path: Path) -> dict[str, LearnedFloor]:
     try:
-        return read_limited(path)
+        return msgspec.json.decode(read_limited(path), type=dict[str, LearnedFloor])
     except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise PlanError(f"{path}: {error.strerror}; delete it, and llenergy ab --aa writes it") from None
-
-
-def _decode(place: str, content: bytes | None) -> dict[str, LearnedFloor]:
-    if content is None:
         return {}
-    try:
-        return msgspec.json.decode(content, type=dict[str, LearnedFloor])
-    except MALFORMED as error:
+    except (OSError, *MALFORMED) as error:
         raise PlanError(
-            f"{place} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
+            f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None

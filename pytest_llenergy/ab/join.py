@@ -15,12 +15,7 @@ from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, relative_uncertainty
 from pytest_llenergy.record.record import Flag, Record, Round, Times, flag_kind
-from pytest_llenergy.record.report import Report, RunInfo, Session, SideName
-
-#: Parameters whose values depend on options.
-PARAMETERS_OF_OPTIONS = frozenset({"backend"})
-
-PairKey = tuple[str, tuple[tuple[str, Primitive], ...]]
+from pytest_llenergy.record.report import Report, Session, SideName
 
 
 @dataclass(frozen=True)
@@ -104,18 +99,14 @@ class SideSessions:
         """
         if not self.reports:
             return None
-        first, last = self.reports[0], self.reports[-1]
-        statuses = [report.run.exit_status for report in self.reports]
-        known = [status for status in statuses if status is not None]
-        run = RunInfo(
-            id=first.run.id,
-            started_at=first.run.started_at,
-            finished_at=last.run.finished_at,
+        first = self.reports[0]
+        statuses = [each.run.exit_status for each in self.reports if each.run.exit_status is not None]
+        run = msgspec.structs.replace(
+            first.run,
+            finished_at=self.reports[-1].run.finished_at,
             # An unfinished session is completed by another attempt, or stops the comparison.
             complete=True,
-            argv=first.run.argv,
-            exit_status=max(known, default=None),
-            slurm=first.run.slurm if len({report.run.slurm for report in self.reports}) == 1 else None,
+            exit_status=max(statuses, default=None),
         )
         # A tight budget is exceeded now and then by either side. The change is to blame only if the baseline
         # never exceeds it and the head mostly does.
@@ -123,12 +114,7 @@ class SideSessions:
         records = [
             _join_record(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()
         ]
-        environments = [each.environment for each in self.reports if each.environment is not None]
-        hosts = {name: host for each in reversed(environments) for name, host in each.cluster_hosts.items()}
-        environment = first.environment.with_hosts(hosts) if first.environment is not None else None
-        return msgspec.structs.replace(
-            first, run=run, environment=environment, records=records, baseline=None
-        )
+        return msgspec.structs.replace(first, run=run, records=records, baseline=None)
 
 
 def _session(side: SideName, report: Report) -> Session:
@@ -301,42 +287,50 @@ def pair_by_id(base: Mapping[str, Record], head: Mapping[str, Record]) -> Paired
 
 
 def pair_by_parameters(base: Mapping[str, Record], head: Mapping[str, Record]) -> PairedNames:
-    """Pair the tests of two option sets by node id, or else by function and parameters except the backend.
+    """Pair the tests of two sets of options by node id, or else by the parameters that both sides have.
 
-    Tests without an equal node id are paired only if exactly one test of each side matches. Such a pair is
-    named by the common parameters: ``test_decode[8]``.
+    A parameter of a function that has no value in common on the two sides, such as a dtype, was changed by
+    the options. Tests that are alike in all others are a pair if they are the only ones, and are named by
+    these: ``test_decode[8]``.
     """
     names = ({name: name for name in base if name in head}, {name: name for name in head if name in base})
-    rest = [_group_by_key(records, known) for records, known in zip((base, head), names, strict=True)]
-    taken = set(names[0])
-    unpaired: list[str] = []
-    for kind in dict.fromkeys([*rest[0], *rest[1]]):
-        of_base, of_head = rest[0].get(kind, []), rest[1].get(kind, [])
-        shared = _common_name(kind)
-        if len(of_base) == len(of_head) == 1 and shared not in taken:
+    rest = [{name: record for name, record in side.items() if name not in names[0]} for side in (base, head)]
+    taken, unpaired = set(names[0]), list[str]()
+    for function in dict.fromkeys(name.partition("[")[0] for side in rest for name in side):
+        sides = [
+            {name: each.params for name, each in side.items() if name.partition("[")[0] == function}
+            for side in rest
+        ]
+        changed = _changed_parameters(*sides)
+        groups: dict[tuple[tuple[str, Primitive], ...], tuple[list[str], list[str]]] = {}
+        for number, side in enumerate(sides):
+            for name, params in side.items():
+                key = tuple(sorted((each, value) for each, value in params.items() if each not in changed))
+                groups.setdefault(key, ([], []))[number].append(name)
+        for key, found in groups.items():
+            values = "-".join(str(value) for _, value in key)
+            shared = f"{function}[{values}]" if key else function
+            paired = len(found[0]) == len(found[1]) == 1 and shared not in taken
+            for ids, tests in zip(names, found, strict=True):
+                ids.update({name: shared if paired else name for name in tests})
             taken.add(shared)
-            names[0][of_base[0]] = names[1][of_head[0]] = shared
-            continue
-        for side, found in zip(names, (of_base, of_head), strict=True):
-            side.update({name: name for name in found})
-            unpaired += found
+            unpaired += [] if paired else [*found[0], *found[1]]
     return PairedNames(*names, tuple(unpaired))
 
 
-def _group_by_key(records: Mapping[str, Record], known: Mapping[str, str]) -> dict[PairKey, list[str]]:
-    found: dict[PairKey, list[str]] = {}
-    for name, record in records.items():
-        if name not in known:
-            params = tuple(
-                sorted((key, each) for key, each in record.params.items() if key not in PARAMETERS_OF_OPTIONS)
-            )
-            found.setdefault((name.partition("[")[0], params), []).append(name)
-    return found
+def _changed_parameters(
+    base: Mapping[str, Mapping[str, Primitive]], head: Mapping[str, Mapping[str, Primitive]]
+) -> set[str]:
+    """Return the parameters without a value in common."""
+    values = [
+        {name: {params.get(name) for params in side.values()} for name in _names_of(base, head)}
+        for side in (base, head)
+    ]
+    return {name for name, found in values[0].items() if found.isdisjoint(values[1][name])}
 
 
-def _common_name(kind: PairKey) -> str:
-    function, params = kind
-    return f"{function}[{'-'.join(str(value) for _, value in params)}]" if params else function
+def _names_of(*sides: Mapping[str, Mapping[str, Primitive]]) -> set[str]:
+    return {name for side in sides for params in side.values() for name in params}
 
 
 def unpaired_note(names: Sequence[str]) -> str:

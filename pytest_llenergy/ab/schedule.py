@@ -1,42 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two sides of a comparison and the order of their sessions."""
+"""The order of sessions, and the lines that say how far it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from pytest_llenergy.compare.stages import Stages
 from pytest_llenergy.record.report import SideName
-
-
-@dataclass(frozen=True)
-class Side:
-    """What runs on one side: code, interpreter, environment and pytest options.
-
-    Attributes:
-        name: ``"base"`` or ``"head"``.
-        origin: The name that the user gave, for reports.
-        short: An abbreviated name for progress lines.
-        root: The checkout.
-        directory: The directory in which pytest starts.
-        python: The interpreter.
-        environment: The environment variables.
-        options: Options of pytest for this side alone.
-        venv: The virtual environment that was created for this side, if any.
-    """
-
-    name: SideName
-    origin: str
-    short: str
-    root: Path
-    directory: Path
-    python: Path
-    environment: Mapping[str, str] = field(repr=False)
-    options: tuple[str, ...] = ()
-    venv: Path | None = None
+from pytest_llenergy.record.text import count_tests
 
 
 @dataclass(frozen=True)
@@ -45,6 +18,11 @@ class Turn:
 
     number: int
     side: SideName
+
+    @property
+    def pair(self) -> int:
+        """The number of its pair, from 1."""
+        return (self.number + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,56 @@ class Schedule:
             sides: tuple[SideName, SideName] = ("base", "head") if pair % 2 == 0 else ("head", "base")
             yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
 
+    def describe(self) -> str:
+        """Describe how much is measured: ``6+6 pairs of rounds: 6 to 12 pairs of sessions``."""
+        first, most = self.pairs[0], sum(self.pairs)
+        if first == most:
+            return f"{self.stages} pairs of rounds: {most} pair{'' if most == 1 else 's'} of sessions"
+        return f"{self.stages} pairs of rounds: {first} to {most} pairs of sessions, as tests need"
+
+    def describe_pair(
+        self,
+        turn: Turn,
+        stage: int,
+        durations_s: Sequence[float],
+        open_tests: Collection[str],
+        tests: int,
+        name: str = "",
+    ) -> str:
+        """Return the line for a finished pair: its time, the open tests, and the time that is left.
+
+        Args:
+            turn: A session of the pair.
+            stage: The stage that the pair belongs to, from 1.
+            durations_s: Duration of all sessions so far.
+            open_tests: Tests without a verdict.
+            tests: The number of all tests.
+            name: Which of several comparisons it belongs to, such as ``comparison 3 of 10``.
+        """
+        due, most = sum(self.pairs[:stage]), sum(self.pairs)
+        if turn.pair == due and open_tests:
+            # The stage is decided: the next one has begun.
+            due = sum(self.pairs[: stage + 1])
+        of = f"{due}, at most {most}" if open_tests and due < most else f"{due}"
+        parts = [f"[{name}{', ' if name else ''}pair {turn.pair} of {of}]"]
+        parts[0] += f" {format_duration(sum(durations_s[-2:]))}"
+        parts.append(f"{len(open_tests)} of {count_tests(tests)} open" if open_tests else "no test open")
+        # The first session of all may load models that later ones find.
+        pair_s = 2 * sum(durations_s[1:]) / max(len(durations_s) - 1, 1)
+        if open_tests and due < most:
+            parts.append(f"verdicts in about {format_duration((due - turn.pair) * pair_s)}")
+        if open_tests and turn.pair < most:
+            parts.append(f"at most {format_duration((most - turn.pair) * pair_s)} left")
+        return "; ".join(parts)
+
 
 def plan_schedule(stages: Stages, rounds: int) -> Schedule:
     """Return the sessions for each stage; a stage that ``rounds`` do not divide is rounded up."""
     return Schedule(tuple(math.ceil(count / rounds) for count in stages.pairs), rounds)
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration roughly: ``45 s`` or ``12 minutes``."""
+    if seconds < 90:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60:.0f} minutes"

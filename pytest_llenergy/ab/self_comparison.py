@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median, pstdev
 
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.ab.campaign import Campaign
+from pytest_llenergy.ab.campaign import Callbacks, Campaign
 from pytest_llenergy.ab.floors import (
     MIN_COMPARISONS,
     LearnedFloor,
@@ -24,8 +24,8 @@ from pytest_llenergy.ab.floors import (
     floors_directory,
     save_floors,
 )
-from pytest_llenergy.ab.prepare import Prepared
-from pytest_llenergy.ab.progress import format_left
+from pytest_llenergy.ab.schedule import format_duration
+from pytest_llenergy.ab.sides import Prepared
 from pytest_llenergy.ab.state import make_directory
 from pytest_llenergy.compare.comparability import describe_devices
 from pytest_llenergy.record.base import StoredStruct
@@ -33,13 +33,10 @@ from pytest_llenergy.record.comparison import VERDICTS, Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
 from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import PairedReport, Tool, encode_paired_report
-from pytest_llenergy.record.text import count_tests, one_line, short_test_name
+from pytest_llenergy.record.text import one_line, short_test_name
 
 #: The verdict that is a false alarm if nothing has changed.
 ALARM = "regressed"
-
-#: Flags of rounds that something else on the machine disturbed.
-DISTURBED = ("contended", "throttled")
 
 
 class AlarmRate(StoredStruct, frozen=True):
@@ -91,7 +88,7 @@ class SelfComparison(StoredStruct, frozen=True):
         comparisons: The number of finished comparisons.
         alarms: Comparisons with at least one test called regressed.
         test_alarms: The same for single tests, which are not independent of each other.
-        notes: What readers must know about the floors.
+        notes: Floors that are too large to be kept.
         kept: Whether floors are used from now on.
     """
 
@@ -108,9 +105,7 @@ class SelfComparison(StoredStruct, frozen=True):
     kept: bool = False
 
 
-def run_comparisons(
-    prepared: Prepared, count: int, say: Callable[[str], None], show: Callable[[str], None] | None
-) -> Iterator[PairedReport]:
+def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Iterator[PairedReport]:
     """Measure comparisons one by one, and write each to ``.llenergy/aa``.
 
     Those of a stopped campaign are loaded.
@@ -120,24 +115,20 @@ def run_comparisons(
     """
     directory = prepared.root / ".llenergy" / "aa"
     make_directory(directory)
-    if count >= MIN_COMPARISONS:
-        make_directory(floors_directory(prepared.root))
-    durations_s: list[float] = []
+    make_directory(floors_directory(prepared.root))
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"
-        campaign = Campaign(prepared.plan, prepared.state.part(number), prepared.callbacks(say, show), name)
+        campaign = Campaign(prepared, prepared.state.part(number), callbacks, name)
         paired = campaign.run()
         if number == 1:
             for earlier in directory.glob("*.json"):
                 earlier.unlink()
         replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
-        durations_s.append(campaign.duration_s)
         verdicts = Counter(each.verdict for each in paired.compared.comparisons)
         text = ", ".join(f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each])
-        left = (
-            f"; about {format_left((count - number) * max(durations_s[-3:]))} left" if number < count else ""
-        )
-        say(f"[{name}] {text}{left}")
+        left_s = (count - number) * sum(campaign.durations_s)
+        left = f"; about {format_duration(left_s)} left" if left_s else ""
+        callbacks.say(f"[{name}] {text}{left}")
         yield paired
 
 
@@ -161,7 +152,13 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         test_alarms=_rate(sum(alarming), sum(map(len, decided))),
         tests=[_summarize_test(found) for found in by_test.values()],
         floors=floors,
-        notes=[*_note_noise(floors), *_note_disturbance(reports)],
+        notes=[
+            f"the machine is too noisy for a floor of {metric}: {each.floor:.1%} is above {MAX_FLOOR:.0%}, "
+            "not kept"
+            for device in floors
+            for metric, each in device.floors.items()
+            if each.floor > MAX_FLOOR
+        ],
     )
 
 
@@ -210,7 +207,7 @@ def render_self_comparison(result: SelfComparison) -> str:
             counted = f"{each.estimates} estimate{'' if each.estimates == 1 else 's'}"
             lines.append(f"floor of {metric}: {each.floor:.1%}, {counted} on {each.devices}")
     lines += result.notes
-    if not result.kept and not _note_noise(result.floors):
+    if not result.kept and not result.notes:
         lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")
     return "\n".join(lines)
 
@@ -233,7 +230,7 @@ def _rate(hits: int, count: int) -> AlarmRate:
 
 def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
     verdicts = Counter(each.verdict for each in found)
-    ratios = _ratios(found)
+    ratios = [each.ratio for each in found if each.rule_applied and each.ratio is not None]
     return RepeatedTest(
         id=found[0].id,
         metric=found[0].metric,
@@ -273,40 +270,6 @@ def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[DeviceF
         )
         for key, metrics in found.items()
     ]
-
-
-def _note_noise(devices: Sequence[DeviceFloors]) -> list[str]:
-    return [
-        f"the machine is too noisy for a floor of {metric}: {each.floor:.1%} is above {MAX_FLOOR:.0%}, "
-        "not kept"
-        for device in devices
-        for metric, each in device.floors.items()
-        if each.floor > MAX_FLOOR
-    ]
-
-
-def _note_disturbance(reports: Sequence[PairedReport]) -> list[str]:
-    """Return a warning if most rounds of a test were disturbed."""
-    rounds, disturbed = Counter[str](), Counter[str]()
-    found = set()
-    for paired in reports:
-        for record in [*paired.base.records, *paired.head.records]:
-            for each in record.rounds:
-                names = {flag.name for flag in each.flags}.intersection(DISTURBED)
-                rounds[record.id] += 1
-                disturbed[record.id] += bool(names)
-                found |= names
-    tests = sum(2 * disturbed[name] > rounds[name] for name in rounds)
-    if not tests:
-        return []
-    return [
-        f"warning: most rounds of {count_tests(tests)} were disturbed ({', '.join(sorted(found))}): "
-        "the floor is that of a disturbed machine; repeat --aa when nothing else runs"
-    ]
-
-
-def _ratios(comparisons: Sequence[Comparison]) -> list[float]:
-    return [each.ratio for each in comparisons if each.rule_applied and each.ratio is not None]
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one session: pytest on one side, in a separate process group."""
+"""Run one session as a process of its own: pytest on one side, or a measured command."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -17,22 +20,60 @@ from typing import TextIO
 import msgspec
 
 from pytest_llenergy.ab import session_plugin
-from pytest_llenergy.ab.command import GPUS_OPTION, Command
-from pytest_llenergy.ab.progress import SessionWatch
-from pytest_llenergy.ab.schedule import Side
+from pytest_llenergy.ab.measured_command import MeasuredCommand
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.lifetime import die_with_parent
+from pytest_llenergy.record.report import SideName, Source, encode_report
 
 PLUGIN = "llenergy_ab_session"
-
-#: Settings of a project that sessions must ignore, because ``ab`` compares.
-SILENCED = session_plugin.CLEARED_OPTIONS
 
 #: Time that a session has to end after SIGINT, so that ranks stop and its report is written, and then after
 #: SIGTERM, which a hung test may still obey; then it is killed.
 INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
 #: Interval at which to check for the end of a session and for new output: one round takes many times as long.
 SESSION_POLL_S = 0.1
+
+#: A line in which a session tells what it waits for, such as devices, and who holds them.
+WAIT = re.compile(r"^energy: (?P<wait>(?P<key>.+) \(.+ so far\))$")
+#: Time between signs of life of a session.
+SIGN_S = 120.0
+
+#: The code outside of a git checkout.
+NO_SOURCE = Source()
+
+#: Lines of a log to show after a failure.
+TAIL_LINES = 10
+
+
+@dataclass(frozen=True)
+class Side:
+    """What runs on one side: code, interpreter, environment and command.
+
+    Attributes:
+        name: ``"base"`` or ``"head"``.
+        origin: The name that the user gave, for reports.
+        short: An abbreviated name for progress lines.
+        root: The checkout.
+        directory: The directory in which sessions start.
+        args: Arguments of pytest, or the words of a measured command.
+        environment: The environment variables.
+        python: The interpreter of pytest, with its options.
+        measured: How a command that is not pytest is measured.
+        source: The code.
+        venv: The virtual environment that was created for this side, if any.
+    """
+
+    name: SideName
+    origin: str
+    short: str
+    root: Path
+    directory: Path
+    args: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    python: tuple[str, ...] = ()
+    measured: MeasuredCommand | None = None
+    source: Source = NO_SOURCE
+    venv: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -42,95 +83,107 @@ class SessionFiles:
     directory: Path
     stem: str
 
+    def _at(self, suffix: str) -> Path:
+        return self.directory / f"{self.stem}.{suffix}"
+
     @property
     def report(self) -> Path:
         """The report; while the session runs, its journal is next to it."""
-        return self.directory / f"{self.stem}.json"
+        return self._at("json")
 
     @property
     def log(self) -> Path:
-        """The output of pytest."""
-        return self.directory / f"{self.stem}.log"
+        """The output."""
+        return self._at("log")
 
     @property
     def done(self) -> Path:
         """Node ids of tests to skip because they are finished."""
-        return self.directory / f"{self.stem}.done"
+        return self._at("done")
 
     @property
     def devices(self) -> Path:
         """The devices of each test in earlier sessions."""
-        return self.directory / f"{self.stem}.devices"
+        return self._at("devices")
 
     @property
     def modules(self) -> Path:
         """A directory with lists of the imported modules."""
-        return self.directory / f"{self.stem}.modules"
+        return self._at("modules")
 
     @property
     def summary(self) -> Path:
         """The summary that the session plugin writes at the end of pytest."""
-        return self.directory / f"{self.stem}.summary"
+        return self._at("summary")
 
     @property
     def end(self) -> Path:
         """How the session ended, written afterwards."""
-        return self.directory / f"{self.stem}.end"
+        return self._at("end")
 
 
-def session_arguments(
-    side: Side, command: Command, files: SessionFiles, rounds: int, gpus: Sequence[str]
-) -> list[str]:
-    """Return the command line of a session. Options of the user come last, so that they win.
+@dataclass(frozen=True)
+class Earlier:
+    """What a session knows of earlier ones.
 
-    Args:
-        side: The side to run.
-        command: The pytest command.
-        files: The files of the session.
-        rounds: Rounds of each test.
-        gpus: GPUs to use; empty leaves the choice to the session.
+    Attributes:
+        done: Node ids of tests to skip.
+        devices: Devices of each test, which it uses again.
     """
-    words = [str(side.python), *command.interpreter, "-m", "pytest", "-p", PLUGIN]
-    words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
-    words += [word for name in SILENCED for word in ("-o", f"{name}=")]
-    words += [f"{GPUS_OPTION}={','.join(gpus)}"] if gpus else []
-    return [*words, *command.args, *side.options]
+
+    done: Sequence[str] = ()
+    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def run_session(
-    side: Side,
-    words: Sequence[str],
-    files: SessionFiles,
-    done: Sequence[str],
-    devices: Mapping[str, Sequence[str]],
-    show: Callable[[str], None] | None,
-    watch: Callable[[TextIO], SessionWatch],
+    side: Side, files: SessionFiles, rounds: int, earlier: Earlier, poll: Callable[[TextIO], None]
 ) -> int:
-    """Run a session and return its exit code, negative for a signal.
+    """Run a session to its end, and return its exit code, negative for a signal.
 
     If this process is interrupted, the session is interrupted too, and has ended before the exception
     propagates.
 
     Args:
         side: The side to run.
-        words: The command line.
         files: The files of the session.
-        done: Node ids of tests to skip.
-        devices: Devices of each test in earlier sessions, which it uses again.
-        show: Receives the output while the session runs.
-        watch: Makes what reports on a session by its log, unless ``show`` does.
+        rounds: Rounds of each test.
+        earlier: What it knows of earlier sessions.
+        poll: Called with the log, open for reading, while the session runs and once at its end.
 
     Raises:
-        PlanError: If it cannot start, because its checkout was removed.
+        PlanError: It cannot start, because its checkout was removed, or a measured command left no value.
     """
+    environment = dict(side.environment)
+    # The step summary of GitHub is for the whole comparison, not for each session.
+    environment.pop("GITHUB_STEP_SUMMARY", None)
+    if side.measured is None:
+        environment |= _prepare_pytest(side, files, earlier)
+        words = [*side.python, "-m", "pytest", "-p", PLUGIN]
+        words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
+        words += [word for name in session_plugin.CLEARED_OPTIONS for word in ("-o", f"{name}=")]
+        # Options of the user come last, so that they win.
+        return _run(side, [*words, *side.args], environment, files.log, poll)
+    measured = side.measured
+    before = measured.look(side.directory)
+    with measured.output_file() as output:
+        code = _run(side, measured.words(side.args, output), environment, files.log, poll)
+        if code == 0:
+            report = measured.read_report(output, side.directory, before, side.source)
+            files.report.write_bytes(encode_report(report))
+            summary = {"failed": [], "measured": True, "stopped": False}
+            files.summary.write_bytes(msgspec.json.encode(summary))
+    return code
+
+
+def _prepare_pytest(side: Side, files: SessionFiles, earlier: Earlier) -> dict[str, str]:
+    """Write what the plugin of the session reads, and return the variables that name it."""
     plugins = files.directory / "plugin"
     plugins.mkdir(exist_ok=True)
     shutil.copyfile(session_plugin.__file__, plugins / f"{PLUGIN}.py")
-    files.done.write_bytes(msgspec.json.encode(list(done)))
-    files.devices.write_bytes(msgspec.json.encode(devices))
+    files.done.write_bytes(msgspec.json.encode(list(earlier.done)))
+    files.devices.write_bytes(msgspec.json.encode(earlier.devices))
     path = [str(plugins), *filter(None, [side.environment.get("PYTHONPATH")])]
-    environment = {
-        **side.environment,
+    return {
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
         "LLENERGY_AB_DEVICES": str(files.devices),
@@ -139,56 +192,60 @@ def run_session(
         "LLENERGY_AB_ROOT": str(side.root),
         "LLENERGY_AB_SUMMARY": str(files.summary),
     }
-    # The step summary of GitHub is for the whole comparison, not for each session.
-    environment.pop("GITHUB_STEP_SUMMARY", None)
-    with files.log.open("wb") as log:
+
+
+def _run(
+    side: Side,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    poll: Callable[[TextIO], None],
+) -> int:
+    # llenergy run passes SIGTERM on to its command; pytest has a supervisor for its ranks.
+    measures = side.measured is not None
+    with log.open("wb") as output:
         try:
             process = subprocess.Popen(
                 words,
                 cwd=side.directory,
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 # Otherwise Ctrl-C would interrupt the session twice: from the terminal and from this process.
                 start_new_session=True,
-                preexec_fn=partial(_prepare_child, os.getpid()),
+                preexec_fn=partial(
+                    _prepare_child, os.getpid(), signal.SIGTERM if measures else signal.SIGKILL
+                ),
             )
         except OSError as error:
             raise PlanError(
                 f"{error.filename}: {error.strerror}, so no session can start there; "
                 "run the same command again to continue"
             ) from None
-        with files.log.open(errors="replace") as printed:
-            poll = watch(printed).poll
+        with log.open(errors="replace") as printed:
             try:
-                return _wait(process, lambda: show(printed.read()) if show else poll())
+                while True:
+                    with suppress(subprocess.TimeoutExpired):
+                        code = process.wait(SESSION_POLL_S)
+                        poll(printed)
+                        return code
+                    poll(printed)
             except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
-                _stop(process)
+                _stop(process, process.send_signal if measures else partial(_signal_group, process))
                 raise
 
 
-def _prepare_child(parent_pid: int) -> None:
+def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:
     # A process in the background of a script is started with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    die_with_parent(parent_pid)
+    die_with_parent(parent_pid, at_its_end)
 
 
-def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:
-    while True:
-        try:
-            code = process.wait(SESSION_POLL_S)
-        except subprocess.TimeoutExpired:
-            poll()
-        else:
-            poll()
-            return code
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], send: Callable[[signal.Signals], None]) -> None:
     """Interrupt a session like a terminal would. A second interrupt of this process kills it at once."""
     for number, timeout_s in ((signal.SIGINT, INTERRUPT_TIMEOUT_S), (signal.SIGTERM, TERMINATE_TIMEOUT_S)):
-        _signal_group(process, number)
+        send(number)
         try:
             process.wait(timeout_s)
             return
@@ -203,3 +260,47 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+class Watch:
+    """Says what a session waits for, and now and then that it still runs."""
+
+    def __init__(self, say: Callable[[str], None], name: str) -> None:
+        self._say = say
+        self._name = name
+        self._started_s = self._said_s = time.monotonic()
+        self._wait = ""
+
+    def __call__(self, printed: TextIO) -> None:
+        """Read what the session has printed since the last call."""
+        now_s = time.monotonic()
+        while True:
+            position = printed.tell()
+            line = printed.readline()
+            if not line.endswith("\n"):
+                # An unfinished line is read again next time.
+                printed.seek(position)
+                break
+            found = WAIT.match(line.rstrip())
+            if found is not None and (found["key"] != self._wait or now_s >= self._said_s + SIGN_S):
+                self._wait, self._said_s = found["key"], now_s
+                self._say(f"  waiting: {found['wait']}")
+        if now_s >= self._said_s + SIGN_S:
+            self._said_s = now_s
+            self._say(f"  {self._name} runs, {now_s - self._started_s:.0f} s so far")
+
+
+def read_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
+    """Return the last lines of a log, without blank lines."""
+    try:
+        with log.open(errors="replace") as file:
+            return list(deque((line.rstrip() for line in file if line.strip()), count))
+    except OSError:
+        return []
+
+
+def find_error_line(log: Path) -> str:
+    """Return the line of a log that most likely explains a failure."""
+    lines = read_tail(log, 40)
+    errors = [line for line in lines if line.startswith(("ERROR", "E  ", "error:"))]
+    return (errors or lines or ["no output"])[-1].strip()[:300]

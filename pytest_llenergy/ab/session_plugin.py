@@ -45,7 +45,6 @@ class Watch:
 
     def __init__(self) -> None:
         self.failed: dict[str, None] = {}
-        self.skipped: dict[str, None] = {}
         self.measured: bool = False
         self.stopped: bool = False
 
@@ -54,8 +53,6 @@ class Watch:
             self.failed[_encodable(report.nodeid)] = None
             # Even if pytest continues on collection errors, the tests of this file are missing.
             self.stopped = True
-        elif report.skipped:
-            self.skipped[_encodable(report.nodeid)] = None
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -113,7 +110,6 @@ def pytest_unconfigure(config: Any) -> None:
     if watch is not None:
         summary = {
             "failed": list(watch.failed),
-            "skipped": list(watch.skipped),
             "measured": watch.measured,
             "stopped": watch.stopped,
         }
@@ -136,7 +132,8 @@ def _write_imported_modules() -> None:
                 found[name] = _locations(getattr(module, "__file__", None), module)
     place = Path(os.environ["LLENERGY_AB_MODULES"])
     place.mkdir(exist_ok=True)
-    _write_json(place / f"{os.getpid()}.json", {name: places for name, places in found.items() if places})
+    modules = {name: places for name, places in found.items() if places}
+    _write_json(place / f"{os.getpid()}.json", {"prefix": sys.prefix, "modules": modules})
 
 
 def _is_top_level(name: str) -> bool:

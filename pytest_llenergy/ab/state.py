@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of an unfinished comparison on disk, so that the same command resumes it.
 
-Each attempt at a session has separate files. A session counts as finished only if pytest ended regularly and
-its report is complete, so that a comparison can be resumed after ``kill -9``.
+Each attempt at a session has separate files. A session counts as finished only if it ended regularly and its
+report is complete, so that a comparison can be resumed after ``kill -9``.
 """
 
 from __future__ import annotations
@@ -13,37 +13,33 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from copy import copy
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from pytest_llenergy.ab.repository import Repository
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.record.base import MALFORMED, StoredStruct, cache_directory
-from pytest_llenergy.record.environment import read_boot_id
 from pytest_llenergy.record.files import read_limited, replace_file
-from pytest_llenergy.record.report import Report
-from pytest_llenergy.record.text import format_time
-from pytest_llenergy.report.store import JOURNAL_SUFFIX, find_journals, read_report
+from pytest_llenergy.record.report import Report, SideName
+from pytest_llenergy.report.store import find_journals, read_report
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+Stored = TypeVar("Stored", bound=StoredStruct)
+
 DIRECTORY = "ab"
 
-#: Files of a comparison: its lock and the process that holds it; with its checkouts, the project's path.
-LOCK, PID, PROJECT = "lock", "pid", "project"
+#: Files of a comparison: its lock and the process that holds it; the mark of one that is never resumed.
+LOCK, PID, FINISHED = "lock", "pid", "finished"
 
-#: Directories with the sessions of a comparison, or of each of several.
-SESSIONS = "sessions*"
-
-#: Marks a comparison that is kept but never resumed.
-FINISHED = "finished"
+SIDES: tuple[SideName, SideName] = ("base", "head")
 
 #: Exit codes of pytest after which every test has run.
 FINISHED_EXIT_CODES = (0, 1)
@@ -53,75 +49,53 @@ NO_SUCH_PATH, NOTHING_COLLECTED = 4, 5
 MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
 
 
-class CampaignInputs(StoredStruct, frozen=True):
-    """Everything that identifies a comparison: if any value differs, it is another comparison.
-
-    ``sides`` has commit, working tree, options and interpreter of each side. ``to_itself`` is for repeated
-    comparisons of one side with itself, of which there may be more the next time.
-    """
-
-    tool: str
-    command: list[str]
-    directory: str
-    sides: dict[str, list[str]]
-    pairs: str
-    rounds: int
-    setup: str | None
-    metrics: list[str]
-    across: bool
-    to_itself: bool = False
-
-    @property
-    def key(self) -> str:
-        """A short hash of all values."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
-
-
 class SessionEnd(StoredStruct, frozen=True):
-    """How a session ended. Times are RFC 3339 in UTC."""
+    """How a session ended."""
 
     exit_status: int
-    started_at: str
-    finished_at: str
     duration_s: float
-    boot: str
 
 
 class SessionSummary(StoredStruct, frozen=True):
     """What ``session_plugin`` writes at the end of a session.
 
-    ``failed`` are node ids, ``skipped`` those of modules skipped as a whole. ``measured`` is whether any test
-    measured energy, and ``stopped`` whether the session ended before all tests had run.
+    ``failed`` are node ids. ``measured`` is whether any test measured energy, and ``stopped`` whether the
+    session ended before all tests had run.
     """
 
     failed: list[str]
     measured: bool
     stopped: bool
-    skipped: tuple[str, ...] = ()
 
 
 class State:
     """The locked directory of one comparison. Its worktrees and environments are in ``checkouts``."""
 
-    def __init__(self, root: Path, inputs: CampaignInputs) -> None:
+    def __init__(self, root: Path, inputs: object, *, fresh: bool = False) -> None:
         """Lock the directory.
+
+        Args:
+            root: The project.
+            inputs: Everything that identifies the comparison, JSON values. Only its hash is stored, as a
+                command may name credentials.
+            fresh: Whether to discard what an earlier attempt measured.
 
         Raises:
             PlanError: If another process runs the same comparison.
         """
-        self.inputs = inputs
-        self.root = root
-        self.directory: Path = root / ".llenergy" / DIRECTORY / inputs.key
-        self.checkouts: Path = checkout_directory(root, inputs.key)
-        self._locks: list[BaseFileLock] = []
+        key = hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:12]
+        self.directory: Path = root / ".llenergy" / DIRECTORY / key
+        # Outside the user's checkout, where pytest would find its settings for a commit that has none.
+        self.checkouts: Path = cache_directory() / DIRECTORY / f"{_prefix(root)}{key}"
         self._part = ""
-        self._acquire(self.directory)
+        make_directory(self.directory)
+        self._lock: BaseFileLock = _lock(self.directory)
         replace_file(self.directory.parent / ".gitignore", b"*\n")
-        if self._finished.exists():
-            for directory in self.directory.glob(SESSIONS):
+        finished = self.directory / FINISHED
+        if fresh or finished.exists():
+            for directory in self.directory.glob("sessions*"):
                 shutil.rmtree(directory)
-            self._finished.unlink()
-        replace_file(self.directory / "inputs.json", msgspec.json.format(msgspec.json.encode(inputs)))
+            finished.unlink(missing_ok=True)
 
     def part(self, number: int) -> State:
         """Return the state of one of several comparisons with the same sides, which share all else."""
@@ -129,40 +103,10 @@ class State:
         other._part = f"-{number:03d}"
         return other
 
-    def use_checkouts(self) -> Path:
-        """Lock the directory for checkouts, which the removal of unused ones respects, and return it.
-
-        Raises:
-            PlanError: If another process runs the same comparison. The lock in the project does not tell if
-                the project was cleaned meanwhile.
-        """
-        self._acquire(self.checkouts)
-        (self.checkouts / PROJECT).write_bytes(os.fsencode(self.root))
-        return self.checkouts
-
-    def _acquire(self, directory: Path) -> None:
-        from filelock import FileLock, Timeout
-
-        make_directory(directory)
-        lock, pid = FileLock(directory / LOCK), directory / PID
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            who = pid.read_text(errors="replace") if pid.is_file() else "unknown"
-            raise PlanError(
-                f"process {who} is running this comparison; wait for it or stop it, its measurements are kept"
-            ) from None
-        pid.write_text(str(os.getpid()))
-        self._locks.append(lock)
-
-    @property
-    def _finished(self) -> Path:
-        return self.directory / FINISHED
-
     def load_finished(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
         """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
         attempts = self._attempts(turn)
-        end = _read_end(attempts[-1]) if attempts else None
+        end = _read(attempts[-1].end, SessionEnd) if attempts else None
         if end is None or self.explain_unfinished(turn, end.exit_status) is not None:
             return None
         reports = self.load_reports(turn)
@@ -178,33 +122,27 @@ class State:
             return None
         return _explain_unfinished(attempts[-1], exit_status)
 
-    def lacks_tests(self, turn: Turn, exit_status: int, directory: Path) -> bool:
+    def lacks_tests(self, turn: Turn, exit_status: int, paths: list[Path]) -> bool:
         """Return whether the last attempt ran as it should, but there is no energy test.
 
         Args:
             turn: The session.
             exit_status: Exit code of pytest.
-            directory: Where it started.
+            paths: What may be paths among the arguments of pytest.
         """
         files = self._attempts(turn)[-1]
         if exit_status == NO_SUCH_PATH:
             # Pytest names one missing path, but others may exist.
             found = MISSING_PATH.findall(files.log.read_text(errors="replace"))
-            words = [word.partition("::")[0] for word in self.inputs.command]
-            return bool(found) and not any((directory / word).exists() for word in words if word)
-        summary = _read_summary(files)
+            return bool(found) and not any(path.exists() for path in paths)
+        summary = _read(files.summary, SessionSummary)
         ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
         return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
     def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
-        summaries = [_read_summary(files) for files in self._attempts(turn)]
+        summaries = [_read(files.summary, SessionSummary) for files in self._attempts(turn)]
         return {name for each in summaries if each is not None for name in each.failed}
-
-    def list_skipped_modules(self, turn: Turn) -> set[str]:
-        """Return the node ids of the modules that a session skipped as a whole."""
-        summaries = [_read_summary(files) for files in self._attempts(turn)]
-        return {name for each in summaries if each is not None for name in each.skipped}
 
     def load_reports(self, turn: Turn) -> list[Report]:
         """Return the reports of all attempts at a session, finished or not."""
@@ -216,71 +154,52 @@ class State:
 
     def discard(self, turn: Turn) -> None:
         """Delete the measurements of a session."""
-        for files in self._attempts(turn):
-            for path in (files.end, files.summary, files.report, files.log, *find_journals(files.report)):
-                path.unlink(missing_ok=True)
-            shutil.rmtree(files.modules, ignore_errors=True)
+        for path in self._sessions().glob(f"{turn.number:03d}-*"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def next_attempt(self, turn: Turn) -> SessionFiles:
         """Return the files for another attempt."""
-        count = len(self._attempts(turn))
-        return SessionFiles(self._sessions(), f"{_file_stem(turn)}.{count + 1}")
-
-    def record_end(
-        self, files: SessionFiles, exit_status: int, started: datetime, duration_s: float
-    ) -> SessionEnd:
-        """Record how an attempt ended.
-
-        Args:
-            files: The files of the attempt.
-            exit_status: Exit code of pytest, negative for a signal.
-            started: When the attempt started.
-            duration_s: Duration of the attempt (seconds).
-        """
-        end = SessionEnd(
-            exit_status=exit_status,
-            started_at=format_time(started),
-            finished_at=format_time(datetime.now(timezone.utc)),
-            duration_s=duration_s,
-            boot=read_boot_id(),
-        )
-        replace_file(files.end, msgspec.json.encode(end))
-        return end
+        return self._files(turn, len(self._attempts(turn)) + 1)
 
     @property
     def finished_sessions(self) -> int:
         """The number of finished sessions."""
-        ends_of_all = self.directory.glob(f"{SESSIONS}/*.end")
-        found = [SessionFiles(path.parent, path.stem) for path in ends_of_all]
-        ends = [(files, _read_end(files)) for files in found]
+        ends = {SessionFiles(path.parent, path.stem): path for path in self.directory.glob("sessions*/*.end")}
+        found = [(files, _read(path, SessionEnd)) for files, path in ends.items()]
         return sum(
-            end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in ends
+            end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in found
         )
 
     def finish(self, *, keep: bool) -> None:
         """Delete the files of the comparison or, with ``keep``, mark it so that it is never resumed."""
         if keep:
-            self._finished.touch()
-            self.release()
-            return
+            (self.directory / FINISHED).touch()
         self.release()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if not keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
-        """Release the locks."""
-        for lock in self._locks:
-            Path(lock.lock_file).with_name(PID).unlink(missing_ok=True)
-            lock.release()
-        self._locks.clear()
+        """Release the lock."""
+        self._lock.release()
 
     def _attempts(self, turn: Turn) -> list[SessionFiles]:
-        count = len(list(self._sessions().glob(f"{_file_stem(turn)}.*.log")))
-        return [SessionFiles(self._sessions(), f"{_file_stem(turn)}.{each}") for each in range(1, count + 1)]
+        count = len(list(self._sessions().glob(f"{turn.number:03d}-{turn.side}.*.log")))
+        return [self._files(turn, each) for each in range(1, count + 1)]
+
+    def _files(self, turn: Turn, attempt: int) -> SessionFiles:
+        return SessionFiles(self._sessions(), f"{turn.number:03d}-{turn.side}.{attempt}")
 
     def _sessions(self) -> Path:
         directory = self.directory / f"sessions{self._part}"
         directory.mkdir(exist_ok=True)
         return directory
+
+
+def record_end(files: SessionFiles, exit_status: int, duration_s: float) -> SessionEnd:
+    """Write and return how an attempt ended: the exit code, negative for a signal, and its time (seconds)."""
+    end = SessionEnd(exit_status=exit_status, duration_s=duration_s)
+    replace_file(files.end, msgspec.json.encode(end))
+    return end
 
 
 def make_directory(directory: Path) -> None:
@@ -300,52 +219,91 @@ def make_directory(directory: Path) -> None:
         ) from None
 
 
-def checkout_directory(root: Path, key: str) -> Path:
-    """Return where the checkouts of a comparison are.
+def list_unfinished(root: Path) -> list[Path]:
+    """Return the directories of unfinished comparisons of a project."""
+    places = {path.parents[1] for path in (root / ".llenergy" / DIRECTORY).glob("*/sessions*/*.end")}
+    return sorted(place for place in places if not (place / FINISHED).exists())
 
-    This is outside the user's checkout, where pytest would find its settings for a commit that has none.
+
+def remove_checkouts(directory: Path, repository: Repository | None) -> None:
+    """Remove both worktrees of a comparison, and its environments."""
+    for side in SIDES:
+        if repository is not None:
+            repository.remove_worktree(directory / side)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def clean(root: Path, repository: Repository | None) -> list[str]:
+    """Remove what stopped or kept comparisons of a project have left, unless a process runs them.
+
+    Returns:
+        One line with the size of each directory, or a line that nothing was found.
     """
-    return cache_directory() / DIRECTORY / f"{checkout_prefix(root)}{key}"
+    states = root / ".llenergy" / DIRECTORY
+    found = {path.parent.name: path.parent for path in states.glob(f"*/{PID}")}
+    checkouts = {
+        path.name.removeprefix(_prefix(root)): path
+        for path in (cache_directory() / DIRECTORY).glob(f"{_prefix(root)}*")
+    }
+    lines = []
+    for key in sorted({*found, *checkouts}):
+        with _unless_running(found.get(key)) as who:
+            for directory in filter(None, (found.get(key), checkouts.get(key))):
+                if who is not None:
+                    lines.append(f"kept {directory}: in use by process {who}")
+                    continue
+                size_mb = sum(path.lstat().st_size for path in directory.rglob("*")) / 1e6
+                remove_checkouts(directory, repository)
+                lines.append(f"removed {directory} ({size_mb:.1f} MB)")
+    return lines or ["nothing to remove"]
 
 
-def checkout_prefix(root: Path) -> str:
+@contextmanager
+def _unless_running(state: Path | None) -> Iterator[str | None]:
+    """Lock a comparison; yields the process that runs it, if one does."""
+    if state is None:
+        yield None
+        return
+    try:
+        lock = _lock(state)
+    except PlanError:
+        yield _holder(state)
+        return
+    try:
+        yield None
+    finally:
+        lock.release()
+
+
+def _lock(directory: Path) -> BaseFileLock:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(directory / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise PlanError(
+            f"process {_holder(directory)} is running this comparison; wait for it or stop it, its "
+            "measurements are kept"
+        ) from None
+    (directory / PID).write_text(str(os.getpid()))
+    return lock
+
+
+def _holder(directory: Path) -> str:
+    with suppress(OSError):
+        return (directory / PID).read_text(errors="replace")
+    return "unknown"
+
+
+def _prefix(root: Path) -> str:
     """Return how the names of all directories of checkouts of a project begin."""
     return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
-def list_unfinished(root: Path) -> Iterator[str]:
-    """Yield the keys of unfinished comparisons."""
-    for path in sorted((root / ".llenergy" / DIRECTORY).glob("*/inputs.json")):
-        if not (path.parent / FINISHED).exists():
-            yield path.parent.name
-
-
-def is_kept(root: Path, key: str) -> bool:
-    """Return whether a finished comparison was kept with ``--keep``."""
-    return (root / ".llenergy" / DIRECTORY / key / FINISHED).exists()
-
-
-def has_measured(root: Path, key: str) -> bool:
-    """Return whether an unfinished comparison has measured anything."""
-    directory = root / ".llenergy" / DIRECTORY / key
-    endings = (".json", JOURNAL_SUFFIX)
-    return any(path.name.endswith(endings) for path in directory.glob(f"{SESSIONS}/*"))
-
-
-def _file_stem(turn: Turn) -> str:
-    return f"{turn.number:03d}-{turn.side}"
-
-
-def _read_end(files: SessionFiles) -> SessionEnd | None:
+def _read(path: Path, kind: type[Stored]) -> Stored | None:
     try:
-        return msgspec.json.decode(read_limited(files.end), type=SessionEnd)
-    except (OSError, *MALFORMED):
-        return None
-
-
-def _read_summary(files: SessionFiles) -> SessionSummary | None:
-    try:
-        return msgspec.json.decode(read_limited(files.summary), type=SessionSummary)
+        return msgspec.json.decode(read_limited(path), type=kind)
     except (OSError, *MALFORMED):
         return None
 
@@ -357,9 +315,9 @@ def _explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
     how = f"ended with exit code {exit_status}"
     if exit_status not in FINISHED_EXIT_CODES:
         return how
-    summary = _read_summary(files)
+    summary = _read(files.summary, SessionSummary)
     if summary is None:
-        return f"{how} before pytest had finished"
+        return f"{how} before all had run"
     if summary.stopped:
         return f"{how} and was stopped before all tests had run"
     if not summary.measured:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy ab``: measure two commits, or two sets of options, alternately and compare them."""
+"""``llenergy ab``: measure two commits, or two commands, alternately and compare them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
 from pytest_llenergy.cli.console import HelpFormatter, add_format, print_line
+from pytest_llenergy.cli.run import METER_OPTIONS
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 from pytest_llenergy.record.text import escape_invisible
 
 if TYPE_CHECKING:
-    from pytest_llenergy.ab.prepare import CommandLine, Prepared
+    from pytest_llenergy.ab.campaign import Callbacks
     from pytest_llenergy.ab.self_comparison import SelfComparison
+    from pytest_llenergy.ab.sides import Prepared
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.record.report import PairedReport
+    from pytest_llenergy.compare.case import Criterion
+    from pytest_llenergy.record.report import PairedReport, Report
 
 DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
 
@@ -32,6 +36,9 @@ EXAMPLES = """\
       --setup 'pip install -e .[bench]' -- pytest benchmarks
   llenergy ab --a=--energy-backend=transformers \\
       --b=--energy-backend=openvino -- pytest benchmarks
+  llenergy ab --base main \\
+      --value tokens=out.json:total_output_tokens \\
+      --per tokens -- ./serve-and-bench.sh
 """
 
 
@@ -41,9 +48,10 @@ def add_parser(commands: Commands) -> None:
 
     parser = commands.add_parser(
         "ab",
-        help="measure two commits, or two sets of options, alternately and compare them",
-        description="Measure both sides alternately (base, head, head, base), in separate pytest sessions, "
-        "and compare every test. Exit codes are those of llenergy compare.",
+        help="measure two commits, or two commands, alternately and compare them",
+        description="Measure both sides alternately (base, head, head, base), each time in a new process, "
+        "and compare every test of pytest, or the energy of any other command. Exit codes are those of "
+        "llenergy compare.",
         epilog=f"examples:\n{EXAMPLES}",
         formatter_class=HelpFormatter,
     )
@@ -64,14 +72,39 @@ def add_parser(commands: Commands) -> None:
     sides.add_argument(
         "--across", action="store_true", help="compare workloads that differ, and list the differences"
     )
-    sets = parser.add_argument_group("two sets of options")
+    sets = parser.add_argument_group("two commands, or two sets of options")
     for letter in "ab":
         sets.add_argument(
             f"--{letter}",
-            metavar="OPTS",
-            help=f"pytest options of side {letter}, quoted as one argument: --{letter}='...'",
+            metavar="CMD",
+            help=f"command of side {letter} for the shell, quoted as one argument; with a command after --, "
+            "options to append to it",
         )
-        sets.add_argument(f"--{letter}-python", metavar="PATH", help="its interpreter (default: this one)")
+    other = parser.add_argument_group("any command but pytest")
+    other.add_argument(
+        "--value",
+        action="append",
+        default=[],
+        metavar="NAME=FILE:PATH",
+        help="read a number from a JSON file that the command writes, such as tokens=out.json:total.output; "
+        "work_s tells the seconds of the work without start-up (repeatable)",
+    )
+    other.add_argument(
+        "--per",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="judge the energy divided by this value (repeatable)",
+    )
+    other.add_argument(
+        "--better",
+        action="append",
+        default=[],
+        metavar="NAME=WORD",
+        help="judge this value itself: higher or lower is better (repeatable)",
+    )
+    for name in METER_OPTIONS:
+        option_row(name).add_argument(other)
     parser.add_argument(
         "--aa",
         type=int,
@@ -112,9 +145,7 @@ def add_parser(commands: Commands) -> None:
         "checkouts, environments, logs and measurements",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- pytest ...", help="the command to run"
-    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command to run")
     parser.set_defaults(run=run)
 
 
@@ -135,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
-    from pytest_llenergy.ab.prepare import CommandLine, prepare
+    from pytest_llenergy.ab.sides import Request, prepare
     from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
     from pytest_llenergy.compare.gate import USAGE
 
@@ -144,13 +175,16 @@ def _run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _check_output(args.output)
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
-    request = CommandLine(
+    request = Request(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
         base=args.base,
         head=args.head,
         setup=args.setup,
-        options=(args.a, args.b),
-        pythons=(args.a_python, args.b_python),
+        ab=(args.a, args.b),
+        values=args.value,
+        per=args.per,
+        better=args.better,
+        meters=[f"--{name}={getattr(args, name)}" for name in METER_OPTIONS if getattr(args, name)],
         pairs=args.pairs,
         rounds=args.rounds_per_session,
         metrics=args.metric,
@@ -161,38 +195,36 @@ def _run(args: argparse.Namespace) -> int:
         fresh=args.fresh,
         comparisons=args.aa,
     )
-    if args.aa is not None:
-        return _compare_with_itself(args, request)
+    if args.aa is not None and args.format not in ("text", "json"):
+        raise PlanError(f"--aa has no format {args.format}; choose text or json")
     prepared = prepare(request, Path.cwd(), _print_line)
-    default = prepared.root / DEFAULT_OUTPUT
-    before_ns = _changed_ns(default)
-    campaign = Campaign(
-        prepared.plan,
-        prepared.state,
-        prepared.callbacks(_print_line, _print_output if args.verbose else None),
-    )
+    if args.aa is not None:
+        return _compare_with_itself(args, prepared)
+    campaign = Campaign(prepared, prepared.state, _callbacks(args, prepared))
     paired = campaign.run().with_policy(inconclusive)
-    output, why = args.output or default, ""
-    if args.output is None and _changed_ns(default) != before_ns:
-        why = f"; another comparison has written {default.name} meanwhile"
-    elif (
-        args.output is None
-        and before_ns
-        and not any(each.rule_applied for each in paired.compared.comparisons)
-    ):
-        why = f"; without a verdict, it does not replace {default.name}"
-    if why:
-        output = default.with_name(f"ab-{prepared.state.inputs.key}.json")
-    written = _write_result(prepared, output, paired, why, keep=args.keep)
+    written = _write_result(prepared, args.output or prepared.root / DEFAULT_OUTPUT, paired, keep=args.keep)
     status = print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
     return status if written else status or USAGE
+
+
+def _callbacks(args: argparse.Namespace, prepared: Prepared) -> Callbacks:
+    from pytest_llenergy.ab.campaign import Callbacks
+    from pytest_llenergy.ab.floors import apply_floors
+
+    def choose(report: Report) -> list[Criterion]:
+        criteria, lines = apply_floors(prepared.criteria, prepared.root, report)
+        for line in lines:
+            _print_line(line)
+        return criteria
+
+    # The default floor must not hide alarms while a floor is learned.
+    fixed = args.floor is not None or args.aa is not None
+    return Callbacks(_print_line, _print_output if args.verbose else None, None if fixed else choose)
 
 
 def _check_output(output: Path) -> None:
     """Raise ``PlanError`` if the output cannot be written, so that nothing is measured in vain."""
     import tempfile
-
-    from pytest_llenergy.errors import PlanError
 
     parent = output.absolute().parent
     if not parent.is_dir():
@@ -211,11 +243,7 @@ def _check_output(output: Path) -> None:
         ) from None
 
 
-def _changed_ns(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
-
-
-def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: str, *, keep: bool) -> bool:
+def _write_result(prepared: Prepared, output: Path, paired: PairedReport, *, keep: bool) -> bool:
     """Write both sides and remove what is left of the comparison. If that fails, keep it and return False."""
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.record.files import replace_file
@@ -230,29 +258,26 @@ def _write_result(prepared: Prepared, output: Path, paired: PairedReport, why: s
         )
         prepared.state.release()
         return False
-    if not keep:
-        prepared.remove_checkouts()
-    prepared.state.finish(keep=keep)
-    _print_line(f"both sides, all rounds: {output}{why}")
+    _finish(prepared, keep=keep)
+    _print_line(f"both sides, all rounds: {output}")
     return True
 
 
-def _compare_with_itself(args: argparse.Namespace, request: CommandLine) -> int:
-    from pytest_llenergy.ab.prepare import prepare
+def _finish(prepared: Prepared, *, keep: bool) -> None:
+    if not keep:
+        prepared.remove_checkouts()
+    prepared.state.finish(keep=keep)
+
+
+def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
     from pytest_llenergy.ab.self_comparison import keep_floors, run_comparisons, summarize
     from pytest_llenergy.compare.gate import NOTHING_VALID, PASSED
-    from pytest_llenergy.errors import PlanError
 
-    if args.format not in ("text", "json"):
-        raise PlanError(f"--aa has no format {args.format}; choose text or json")
-    prepared = prepare(request, Path.cwd(), _print_line)
-    base = prepared.plan.sides["base"]
-    code = "the working tree" if prepared.plan.renamed else f"{base.short} ({base.origin})"
+    base = prepared.sides["base"]
+    code = "the working tree" if prepared.by_options else f"{base.short} ({base.origin})"
     reports: list[PairedReport] = []
     try:
-        for paired in run_comparisons(
-            prepared, args.aa, _print_line, _print_output if args.verbose else None
-        ):
+        for paired in run_comparisons(prepared, args.aa, _callbacks(args, prepared)):
             reports.append(paired)
     except BaseException:  # Ctrl-C, SIGTERM or a failed session: what was measured is reported first.
         if reports:
@@ -260,9 +285,7 @@ def _compare_with_itself(args: argparse.Namespace, request: CommandLine) -> int:
             _write_self_comparison(args, summarize(reports, code))
         raise
     result = keep_floors(prepared, summarize(reports, code))
-    if not args.keep:
-        prepared.remove_checkouts()
-    prepared.state.finish(keep=args.keep)
+    _finish(prepared, keep=args.keep)
     _print_line(f"all rounds: {prepared.root / '.llenergy' / 'aa'}")
     _write_self_comparison(args, result)
     return PASSED if result.alarms.count else NOTHING_VALID
@@ -282,9 +305,8 @@ def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> 
 
 
 def _clean(command: Sequence[str]) -> int:
-    from pytest_llenergy.ab.checkouts import NoRepositoryError, find_repository
-    from pytest_llenergy.ab.cleaning import clean
-    from pytest_llenergy.errors import PlanError
+    from pytest_llenergy.ab.repository import NoRepositoryError, find_repository
+    from pytest_llenergy.ab.state import clean
 
     if command:
         raise PlanError("--clean only removes what comparisons have left; give it no command")

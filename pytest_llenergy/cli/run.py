@@ -80,6 +80,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command, and print or write its energy. Returns the command's exit code."""
+    from pytest_llenergy.devices.environment import collect_environment
     from pytest_llenergy.energy.window import Measuring
     from pytest_llenergy.energy.window_meters import LocalWindows
     from pytest_llenergy.errors import PlanError
@@ -119,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
             "command": command,
             "exit_status": status,
             "started_at": format_time(started),
+            "environment": collect_environment(),
             "meters": measuring.infos(),
             "window": record,
             "metrics": {"energy_j": energy},

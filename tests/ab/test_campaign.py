@@ -1,197 +1,335 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing two commits by real sessions: their order, and the verdict on each test."""
+"""The order of sessions, who is measured again, what is kept of a stopped comparison, and what is noted."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_llenergy.ab.schedule import Turn, plan_schedule
+from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.cli import main
+from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.record.comparison import Comparison
-from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.report import encode_report
+from pytest_llenergy.report.store import read_paired_report
 
+from ..compare.runs import record_of, report_of
+from .fake import FakeSessions, write_summary
 from .project import Project, Result
 
-MANY = """
-import pytest
-from work import use, work
-
-def test_a(energy):
-    energy(work)
-
-@pytest.mark.parametrize("odd", ["x y", "[1]", "a::b", "ü", ""])
-def test_same(energy, odd):
-    energy(use, 10.0)
-
-def test_same_again(energy):
-    energy(use, 3.0)
-
-def test_fails(energy):
-    energy(work)
-    assert FINE
-
-def test_{old}(energy):
-    assert "{old}"
-    energy(work)
-
-def test_unmeasured():
-    assert not FINE
-"""
-
-AA = ["--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=3"]
-PAIRS = ["--pairs=4+4", "--rounds-per-session=2", "--metric=energy_j", "--keep"]
+ROUNDS = ["--rounds-per-session=2", "--metric=energy_j"]
+PAIRS = ["--base=main", "--pairs=4+4", *ROUNDS, "--", "pytest"]
+A = "t.py::test_a"
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
-    """Ten percent more joules on the head, and a test for every other verdict."""
-    project = Project(tmp_path_factory.mktemp("compared"))
-    project.write("test_some.py", "FINE = True\n" + MANY.replace("{old}", "old"))
+def two_commits(project: Project, base: dict[str, Any] | None, head: dict[str, Any] | None) -> None:
+    """Commit what both sides measure; None is a side without tests."""
+    if base is not None:
+        project.write("tests.json", json.dumps(base))
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
-    project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
-    project.write("test_some.py", "FINE = False\n" + MANY.replace("{old}", "new"))
+    if head is None:
+        (project.path / "tests.json").unlink()
+    else:
+        project.write("tests.json", json.dumps(head))
     project.commit()
-    return project, project.ab(*PAIRS, "--", "pytest", "-q")
 
 
-def comparison(compared: tuple[Project, Result], name: str) -> Comparison:
-    found = {each.id: each for each in compared[0].paired().compared.comparisons}
-    return found[f"test_some.py::{name}"]
+def found_of(project: Project) -> dict[str, Comparison]:
+    return {each.id.partition("::")[2]: each for each in project.paired().compared.comparisons}
 
 
-def record(report: Report, name: str) -> Record:
-    return next(each for each in report.records if each.id == f"test_some.py::{name}")
+def compared(project: Project, base: dict[str, Any] | None, head: dict[str, Any] | None) -> Result:
+    two_commits(project, base, head)
+    return project.ab(*PAIRS)
 
 
-def test_ten_percent_more_is_a_regression(compared: tuple[Project, Result]) -> None:
-    project, result = compared
-    assert result.status == 1
-    found = comparison(compared, "test_a")
-    assert (found.verdict, found.n_base, found.n_head) == ("regressed", 8, 8)
-    assert found.ratio == pytest.approx(1.1, rel=0.001)
-    paired = project.paired()
-    commits = [project.git("rev-parse", name) for name in ("main", "feature")]
-    assert [paired.base.source.commit, paired.head.source.commit] == commits
-    assert (paired.pairs, paired.complete) == ("4+4", True)
-
-
-def test_sessions_alternate(compared: tuple[Project, Result]) -> None:
-    sessions = compared[0].paired().sessions
-    assert "".join(each.side[0] for each in sessions) == "bhhb" * 2
-    assert [each.started_at for each in sessions] == sorted(each.started_at for each in sessions)
-
-
-def test_only_tests_without_a_clear_verdict_are_measured_again(compared: tuple[Project, Result]) -> None:
-    project, result = compared
-    base = project.paired().base
-    rounds = {each.id.partition("::")[2]: len(each.rounds) for each in base.records}
-    assert rounds.pop("test_a") == 8
-    assert {name: n for name, n in rounds.items() if name.startswith("test_same")} == {
-        **{f"test_same[{odd}]": 4 for odd in ("x y", "[1]", "a::b", "\\xfc", "")},
-        "test_same_again": 4,
-    }
-    assert comparison(compared, "test_same_again").verdict == "unchanged"
-    pairs = [line for line in result.lines if line.startswith("[pair ")]
-    assert [line.partition(";")[2].split(" open")[0] for line in pairs] == [
-        " 7 of 10 tests",
-        " 1 of 10 tests",
-        " 1 of 10 tests",
-        " no test",
-    ]
-
-
-def test_failing_test_is_invalid_and_not_run_again(compared: tuple[Project, Result]) -> None:
-    paired = compared[0].paired()
-    found = comparison(compared, "test_fails")
-    assert found.verdict == "invalid"
-    assert found.reason.startswith("the head test failed (session 2: ")
-    assert len(record(paired.base, "test_fails").rounds) == len(record(paired.head, "test_fails").rounds) == 2
-
-
-def test_tests_of_one_side_are_new_or_removed_and_not_run_again(compared: tuple[Project, Result]) -> None:
-    paired = compared[0].paired()
-    assert comparison(compared, "test_new").verdict == "new"
-    assert comparison(compared, "test_old").verdict == "removed"
-    assert len(record(paired.base, "test_old").rounds) == len(record(paired.head, "test_new").rounds) == 2
-
-
-def test_renamed_test_is_measured_again(project: Project) -> None:
-    project.git("checkout", "-q", "-b", "feature")
-    project.edit("test_some.py", "test_a", "test_z")
-    project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
-    project.commit()
-    result = project.ab("--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest")
-    assert result.status == 1
-    (found,) = project.paired().compared.comparisons
-    assert (found.id, found.verdict, found.n_base) == ("test_some.py::test_z", "regressed", 4)
-    assert project.paired().compared.notes == [
-        "renamed, and compared: test_some.py::test_a -> test_some.py::test_z"
-    ]
-
-
-def test_rounds_are_in_session_order(compared: tuple[Project, Result]) -> None:
-    paired = compared[0].paired()
-    starts = [[each.start_s for each in record(side, "test_a").rounds] for side in (paired.base, paired.head)]
-    assert starts == [[1, 2, 4, 5, 5, 6, 8, 9], [2, 3, 3, 4, 6, 7, 7, 8]]
-
-
-def test_compare_prints_the_same_report(
-    compared: tuple[Project, Result], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_sessions_alternate_and_only_open_tests_are_measured_again(
+    project: Project, sessions: FakeSessions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    project, result = compared
+    base = {A: 10.0, "t.py::test_same[ü]": 3.0}
+    result = compared(project, base, {**base, A: 11.0})
+    assert result.status == 1
+    paired, found = project.paired(), found_of(project)
+    assert [each.side[0] for each in paired.sessions] == list("bhhb" * 2)
+    assert (found["test_a"].verdict, found["test_a"].n_base, found["test_a"].n_head) == ("regressed", 8, 8)
+    assert found["test_a"].ratio == pytest.approx(1.1, rel=0.001)
+    assert (found["test_same[ü]"].verdict, found["test_same[ü]"].n_base) == ("unchanged", 4)
+    assert [list(each.done) for each in sessions.earlier] == [[]] * 4 + [["t.py::test_same[ü]"]] * 4
+    # Under pytest-xdist a test would run on any board that is free, and its rounds would not count.
+    assert [each.devices.get(A) for each in sessions.earlier] == [None, *[["GPU-a"]] * 7]
+    (record,) = [each for each in paired.head.records if each.id == A]
+    assert [each.session for each in record.rounds] == [2, 2, 3, 3, 6, 6, 7, 7]
+    commits = [project.git("rev-parse", name) for name in ("main", "feature")]
+    lines = [line.partition(";")[0] for line in result.lines]
+    assert lines[0] == f"base {commits[0][:10]} (main), head {commits[1][:10]} (HEAD)"
+    assert lines[1] == "4+4 pairs of rounds: 2 to 4 pairs of sessions, as tests need"
+    assert lines[2] == f"session 1 (base {commits[0][:7]}) starts"
+    assert [line.partition("]")[0] for line in lines[4:8]] == [
+        "[pair 1 of 2, at most 4",
+        "[pair 2 of 4",
+        "[pair 3 of 4",
+        "[pair 4 of 4",
+    ]
+    assert "both sides, all rounds" in result.lines[-1]
+    assert project.git("worktree", "list").count("\n") == 0
+    assert {each.name for each in (project.path / ".llenergy").rglob("*")} == {"ab.json", "ab", ".gitignore"}
     assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 1
-    assert capsys.readouterr().out == result.out
+    assert "regressed" in capsys.readouterr().out
 
 
-def test_progress_lines_and_the_summary_are_printed(compared: tuple[Project, Result]) -> None:
-    project, result = compared
-    base, head = (project.git("rev-parse", name)[:10] for name in ("main", "feature"))
-    assert result.lines[:2] == [
-        f"base {base} (main), head {head} (HEAD)",
-        "4+4 pairs of rounds: 2 to 4 pairs of sessions, as tests need",
-    ]
-    assert result.lines[2] == f"session 1 (base {base[:7]}) starts; the first of a side may load models"
-    assert result.lines[3] == f"session 2 (head {head[:7]}) starts; the first of a side may load models"
-    assert re.fullmatch(
-        r"\[pair 1 of 2, at most 4\] base 0:\d\d, head 0:\d\d; 7 of 10 tests open; "
-        r"verdicts in about \d+ s; at most \d+ s left",
-        result.lines[4],
-    )
-    assert result.lines[-2:] == [
-        f"both sides, all rounds: {project.path / '.llenergy' / 'ab.json'}",
-        "llenergy ab: warning: 1 test of the baseline removed",
-    ]
-    assert "1 regressed, 1 invalid, 1 new, 1 removed, 6 unchanged; noise " in result.out
-
-
-def test_same_commit_is_unchanged_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    project = Project(tmp_path)
-    project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
-    result = project.ab(*AA, "--format=json", "--", "python", "-m", "pytest")
-    assert result.status == 0
-    assert result.lines[0] == "4 pairs with 3 rounds per session become 6"
-    message = json.loads(result.out)
-    assert [(each["verdict"], each["n_base"]) for each in message["comparisons"]] == [("unchanged", 6)]
+def test_same_commit_is_unchanged(project: Project, sessions: FakeSessions) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
+    project.commit()
+    project.write("tests.json", "{}")
+    done = project.ab("--base=HEAD", "--head=HEAD", "--pairs=4", *ROUNDS, "--format=json", "--", "pytest")
+    assert done.status == 0
+    message = json.loads(done.out)
+    assert [(each["verdict"], each["n_base"]) for each in message["comparisons"]] == [("unchanged", 4)]
     assert message["notes"] == [
         "both sides are the same commit; differences are noise (A/A)",
         "uncommitted changes are not measured; --head . measures the working tree",
     ]
+
+
+def test_tests_that_more_sessions_cannot_decide_are_not_run_again(
+    project: Project, sessions: FakeSessions
+) -> None:
+    base = {A: 10.0, "t.py::test_fails": 10.0, "t.py::test_old": 10.0}
+    fails = {"status": "failed", "reason": "boom"}
+    head = {A: 11.0, "t.py::test_fails": fails, "t.py::test_new": {"params": {"n": 3}}}
+    assert compared(project, base, head).status == 1
+    found = found_of(project)
+    assert (found["test_fails"].verdict, found["test_new"].verdict) == ("invalid", "new")
+    assert (found["test_old"].verdict, found["test_a"].verdict) == ("removed", "regressed")
+    assert found["test_fails"].reason == "the head test failed (session 2: boom)"
+    (fails_record,) = [each for each in project.paired().base.records if each.id.endswith("fails")]
+    assert len(fails_record.rounds) == 2
+    assert "head: failed in sessions: t.py::test_fails (1 of 4)" in project.paired().compared.notes
+
+
+def test_renamed_test_is_one_test(project: Project, sessions: FakeSessions) -> None:
+    two_commits(project, {A: 10.0}, {"t.py::test_z": 11.0})
+    assert project.ab(*PAIRS).status == 1
+    assert (found_of(project)["test_z"].verdict, found_of(project)["test_z"].n_base) == ("regressed", 8)
+    assert project.paired().compared.notes == [f"renamed, and compared: {A} -> t.py::test_z"]
+
+
+@pytest.mark.parametrize(("base", "status"), [(9.0, 0), (11.0, 1)])
+def test_a_budget_that_only_the_head_exceeds_fails(
+    project: Project, sessions: FakeSessions, base: float, status: int
+) -> None:
+    over = {"status": "failed", "reason": "energy_gate: too much", "failed_gate": True}
+    fits = {"joules": 10.0} if status else {"joules": 10.0, **over}
+    done = compared(project, {A: fits}, {A: {"joules": 10.0, **over}})
+    assert done.status == status
+    assert ("over budget on the head" in done.err) == bool(status)
+
+
+@pytest.mark.parametrize("args", [["pytest", "tests.json"], ["pytest", "-q"]])
+def test_a_baseline_without_energy_tests_passes_and_says_so(
+    project: Project, sessions: FakeSessions, args: list[str]
+) -> None:
+    two_commits(project, None if len(args[1]) > 2 else {}, {A: 10.0})
+    result = project.ab("--base=main", "--pairs=4", "--", *args)
+    assert (result.status, result.lines[-1]) == (0, "llenergy ab: no baseline: 1 new test")
     paired = project.paired()
-    assert ([each.side for each in paired.sessions], paired.pairs) == (["base", "head", "head", "base"], "6")
+    commits = [project.git("rev-parse", name) for name in ("main", "feature")]
+    assert (paired.base.source.commit, len(paired.base.records)) == (commits[0], 0)
+
+
+def test_a_head_without_energy_tests_has_removed_them(project: Project, sessions: FakeSessions) -> None:
+    two_commits(project, {A: 10.0}, None)
+    result = project.ab("--base=main", "--pairs=4", "--", "pytest", "tests.json")
+    assert (result.status, found_of(project)["test_a"].verdict) == (5, "removed")
+    assert result.lines[-1] == "llenergy ab: 1 test of the baseline removed; nothing was compared"
+
+
+def killed(files: SessionFiles) -> int:
+    return -9
+
+
+def early(files: SessionFiles) -> int:
+    return 0
+
+
+def stopped(files: SessionFiles) -> int:
+    write_summary(files, stopped=True)
+    return 1
+
+
+def unwritten(files: SessionFiles) -> int:
+    write_summary(files)
+    return 0
+
+
+def partly(files: SessionFiles) -> int:
+    files.report.write_bytes(encode_report(report_of(complete=False)))
+    write_summary(files)
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("happens", "how"),
+    [
+        (killed, "was killed by signal 9: 'ERROR: no luck'"),
+        (lambda _: 2, "ended with exit code 2: 'ERROR: no luck'"),
+        (early, "ended with exit code 0 before all had run: "),
+        (stopped, "ended with exit code 1 and was stopped before all tests had run: "),
+        (unwritten, "ended with exit code 0 but did not write its report: "),
+        (partly, "ended with exit code 1 but its report is incomplete: "),
+    ],
+)
+def test_a_session_that_does_not_finish_stops_the_comparison_which_can_continue(
+    project: Project, sessions: FakeSessions, happens: Any, how: str
+) -> None:
+    two_commits(project, {A: 10.0}, {A: 10.0})
+    sessions.happens[3] = happens
+    for _ in range(2):
+        result = project.ab(*PAIRS)
+        assert (result.status, result.out) == (2, "")
+        assert f"session 3 (head {project.git('rev-parse', 'HEAD')[:7]}) {how}" in result.lines[-1]
+        assert "  | ERROR: no luck" in result.lines
+    assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
+    assert sessions.ran == ["001-base.1", "002-head.1", "003-head.1", "003-head.2"]
+    del sessions.happens[3]
+    assert project.ab(*PAIRS).status == 0
+    assert [len(each.rounds) for each in project.paired().head.records] == [4]
+    assert sessions.ran[4:] == ["003-head.3", "004-base.1"]
+
+
+def test_an_interrupted_comparison_keeps_what_it_measured_and_others_go_on(
+    project: Project, sessions: FakeSessions
+) -> None:
+    two_commits(project, {A: 10.0, "t.py::b": 1.0}, {A: 10.0, "t.py::b": 1.0})
+
+    def interrupt(files: SessionFiles) -> int:
+        files.report.write_bytes(encode_report(report_of(record_of(A, [10.0, 10.0]), complete=False)))
+        raise KeyboardInterrupt
+
+    sessions.happens[4] = interrupt
+    result = project.ab(*PAIRS)
+    assert result.status == 130
+    assert result.lines[-1] == "llenergy ab: interrupted; run the same command again to continue"
+    sessions.happens.clear()
+    other = project.ab("--base=main", "--pairs=5", *ROUNDS, "--", "pytest")
+    place = project.path / ".llenergy" / "ab"
+    assert f"1 other unfinished comparison in {place} (--clean discards it)" in other.lines
+    assert project.ab(*PAIRS).status == 0
+    assert list(sessions.earlier[-1].done) == [A]
+    paired = project.paired()
+    assert [len(each.rounds) for each in paired.base.records] == [4, 4]
+    assert [each.side[0] for each in paired.sessions] == list("bhhbb")
+    # Nothing of it is left to resume.
+    before = len(sessions.ran)
+    assert project.ab(*PAIRS).status == 0
+    assert len(sessions.ran) == before + 4
+
+
+def test_fresh_discards_and_keep_is_not_resumed(project: Project, sessions: FakeSessions) -> None:
+    two_commits(project, {A: 10.0}, {A: 10.0})
+    sessions.happens[3] = killed
+    project.ab(*PAIRS)
+    sessions.happens.clear()
+    assert project.ab("--fresh", "--keep", *PAIRS).status == 0
+    assert sessions.ran[3:] == ["001-base.1", "002-head.1", "003-head.1", "004-base.1"]
+    assert project.git("worktree", "list").count("\n") == 2
+    (state,) = (project.path / ".llenergy" / "ab").glob("*/")
+    assert len(list(state.glob("sessions/*.json"))) == 4
+    # What was asked, such as a key among options, is not written anywhere.
+    assert not any(b"pytest" in path.read_bytes()[:200] for path in state.glob("*") if path.is_file())
+    assert project.ab(*PAIRS).status == 0
+    assert len(sessions.ran) == 11
+
+
+def test_clean_removes_all_that_no_process_uses(project: Project, sessions: FakeSessions) -> None:
+    two_commits(project, {A: 10.0}, {A: 10.0})
+    busy: list[str] = []
+
+    def cleaning(_: SessionFiles) -> int:
+        busy.append(project.ab("--clean").out)
+        busy.append(project.ab(*PAIRS).lines[-1])
+        return -9
+
+    sessions.happens[3] = cleaning
+    project.ab(*PAIRS)
+    assert [line.startswith("kept ") for line in busy[0].splitlines()] == [True, True]
+    assert "is running this comparison; wait for it or stop it" in busy[1]
+    lines = project.ab("--clean").out.splitlines()
+    assert [line.startswith("removed ") for line in lines] == [True, True]
     assert project.git("worktree", "list").count("\n") == 0
-    assert {each.name for each in (project.path / ".llenergy").rglob("*")} == {"ab.json", "ab", ".gitignore"}
-    assert not list((project.path.parent / "cache").rglob("*.py"))
+    assert project.ab("--clean").out == "nothing to remove\n"
+    assert project.error("--clean", "--", "pytest").startswith("--clean only removes what comparisons have")
 
 
-def test_kept_reports_are_named_by_session(compared: tuple[Project, Result]) -> None:
-    (directory,) = (compared[0].path / ".llenergy" / "ab").glob("*/sessions")
-    reports = sorted(each.name for each in directory.glob("*.json"))
-    order = itertools.islice(itertools.cycle(["base", "head", "head", "base"]), 8)
-    assert reports == [f"{number:03d}-{side}.1.json" for number, side in enumerate(order, 1)]
+def test_an_output_that_fails_at_the_end_loses_nothing(project: Project, sessions: FakeSessions) -> None:
+    two_commits(project, {A: 10.0}, {A: 10.0})
+    late = project.path / "late.json"
+
+    def put_in_the_way(_: SessionFiles) -> float:
+        late.mkdir(exist_ok=True)
+        return 1.0
+
+    sessions.factor = put_in_the_way
+    result = project.ab("-o", "late.json", *PAIRS)
+    assert (result.status, "1 unchanged" in result.out) == (2, True)
+    assert "the measurements are kept in " in next(line for line in result.lines if "late.json" in line)
+    ran = len(sessions.ran)
+    assert project.ab("-o", "other.json", *PAIRS).status == 0
+    assert len(sessions.ran) == ran
+    assert len(read_paired_report(project.path / "other.json").head.records[0].rounds) == 4
+
+
+@pytest.mark.parametrize("name", [".llenergy", ".llenergy/ab", ".llenergy/aa", ".llenergy/floors"])
+def test_a_file_in_place_of_a_directory_is_refused_before_measuring(
+    project: Project, sessions: FakeSessions, name: str
+) -> None:
+    project.write(name, "")
+    message = project.error("--aa=5", "--pairs=4", "--", "pytest")
+    assert message.startswith(f"{project.path / name}")
+    assert "cannot write there (" in message
+    assert sessions.ran == []
+
+
+def test_output_that_cannot_be_created_is_refused_before_measuring(
+    project: Project, sessions: FakeSessions
+) -> None:
+    message = project.error("-o", "/proc/x.json", "--base=HEAD", "--head=HEAD", "--", "pytest")
+    assert message.startswith("--output=/proc/x.json: /proc cannot be written (")
+    assert sessions.ran == []
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rounds", "measured", "sessions_of"),
+    [("6+6", 1, "6+6", (6, 6)), ("6+6", 4, "8+8", (2, 2)), ("5+1", 2, "6+2", (3, 1))],
+)
+def test_stages_are_rounded_up_to_whole_sessions(
+    pairs: str, rounds: int, measured: str, sessions_of: tuple[int, int]
+) -> None:
+    made = plan_schedule(parse_pairs(pairs), rounds)
+    assert (str(made.stages), made.pairs) == (measured, sessions_of)
+
+
+def test_the_line_of_a_pair_predicts_the_rest_from_later_sessions() -> None:
+    made = plan_schedule(parse_pairs("6+2+2"), 1)
+    line = made.describe_pair(Turn(4, "base"), 1, [300.0, 50.0, 60.0, 70.0], {"a"}, 3)
+    assert line == (
+        "[pair 2 of 6, at most 10] 2 minutes; 1 of 3 tests open; verdicts in about 8 minutes; "
+        "at most 16 minutes left"
+    )
+    assert made.describe_pair(Turn(16, "base"), 2, [5.0] * 16, set(), 3) == "[pair 8 of 8] 10 s; no test open"
+
+
+def test_an_interrupt_during_start_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pytest_llenergy.ab.sides.prepare", interrupt)
+    assert main(["ab", "--", "pytest"]) == 130
+    assert capsys.readouterr().err.startswith("llenergy ab: interrupted; ")

@@ -138,26 +138,6 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     assert message[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
 
 
-def test_hosts_of_all_sessions_are_kept() -> None:
-    login = REPORT.environment
-    assert login is not None
-    older = msgspec.structs.replace(login, driver="570.1")
-    sessions = [{"n1": login, "n2": older}, {"n2": login, "n3": login}]
-    side = sessions_of(
-        *[msgspec.structs.replace(one(10.0), environment=login.with_hosts(hosts)) for hosts in sessions]
-    )
-    report = side.report({})
-    assert report is not None
-    assert report.environment is not None
-    hosts = report.environment.cluster_hosts
-    # That of the first session, if one has changed.
-    assert {name: host.driver for name, host in hosts.items()} == {
-        "n1": login.driver,
-        "n2": "570.1",
-        "n3": login.driver,
-    }
-
-
 def test_load_does_not_exclude_rounds() -> None:
     assert REPORT.environment is not None
     busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))

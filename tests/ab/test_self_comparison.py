@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,30 +13,42 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.floors import certain_change, estimate_floor, load_floors
-from pytest_llenergy.ab.prepare import Prepared
+from pytest_llenergy.ab import campaign
+from pytest_llenergy.ab.floors import apply_floors, certain_change, estimate_floor
 from pytest_llenergy.ab.self_comparison import keep_floors, render_self_comparison, summarize, wilson_limits
+from pytest_llenergy.ab.session import SessionFiles
+from pytest_llenergy.ab.sides import Prepared
+from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import Comparison
-from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
+from .fake import FakeSessions
 from .project import Project, Result
-from .test_resume import until
 
-ONCE = ["--pairs=6", "--rounds-per-session=6"]
+ONCE = ["--pairs=6", "--rounds-per-session=6", "--metric=energy_j", "--", "pytest"]
+A = "t.py::test_a"
 
 #: What the head draws more in each comparison. The fourth is a false alarm.
-FACTORS = "FACTORS = {2: 1.011, 3: 0.985, 4: 1.06}\n"
+FACTORS = {2: 1.011, 3: 0.985, 4: 1.06}
+
+
+def factor_of(files: SessionFiles) -> float:
+    number = re.search(r"sessions-(\d+)", str(files.directory))
+    return FACTORS.get(int(number[1]), 1.0) if number and "head" in files.stem else 1.0
 
 
 @pytest.fixture(scope="module")
 def repeated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]:
-    project = Project(tmp_path_factory.mktemp("repeated"))
-    project.write("work.py", FACTORS + (project.path / "work.py").read_text())
+    """Five comparisons of a commit with itself."""
+    project, sessions = Project(tmp_path_factory.mktemp("repeated")), FakeSessions()
+    project.write("tests.json", json.dumps({A: 10.0}))
     project.commit()
-    return project, project.ab("--aa=5", *ONCE, "-o", "aa.json", "--", "pytest", "-q")
+    sessions.factor = factor_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(campaign, "run_session", sessions)
+        return project, project.ab("--aa=5", "-o", "aa.json", *ONCE)
 
 
 def result_of(repeated: tuple[Project, Result]) -> dict[str, Any]:
@@ -45,18 +56,17 @@ def result_of(repeated: tuple[Project, Result]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
+def read_comparisons(project: Project) -> list[PairedReport]:
+    return [read_paired_report(path) for path in sorted((project.path / ".llenergy" / "aa").glob("*.json"))]
+
+
 def test_alarms_are_counted_with_their_limits(repeated: tuple[Project, Result]) -> None:
     found = result_of(repeated)
     assert repeated[1].status == 0
     assert (found["comparisons"], found["pairs"]) == (5, "6")
     # Wilson's limits of 1 of 5, from a table.
-    assert found["alarms"] == {
-        "alarms": 1,
-        "count": 5,
-        "low": pytest.approx(0.0362, abs=1e-4),
-        "high": pytest.approx(0.6245, abs=1e-4),
-    }
+    low, high = pytest.approx(0.0362, abs=1e-4), pytest.approx(0.6245, abs=1e-4)
+    assert found["alarms"] == {"alarms": 1, "count": 5, "low": low, "high": high}
     assert found["test_alarms"] == found["alarms"]
 
 
@@ -71,9 +81,7 @@ def test_spread_and_noise_are_those_that_were_driven(repeated: tuple[Project, Re
     assert test["verdicts"] == {"regressed": 1, "unchanged": 4}
 
 
-def test_floor_is_the_largest_certain_change_of_few(
-    repeated: tuple[Project, Result],
-) -> None:
+def test_floor_is_the_largest_certain_change_of_few(repeated: tuple[Project, Result]) -> None:
     project, result = repeated
     (device,) = result_of(repeated)["floors"]
     floor = device["floors"]["energy_j"]
@@ -98,37 +106,25 @@ def test_progress_names_the_comparison_and_all_rounds_are_kept(repeated: tuple[P
     assert "false alarms: 1 of 5 (3.6% to 62.4%) comparisons" in result.out
 
 
-@pytest.fixture
-def feature(repeated: tuple[Project, Result]) -> Project:
+def test_later_comparisons_use_the_floor_and_say_so_unless_one_is_named(
+    repeated: tuple[Project, Result], sessions: FakeSessions
+) -> None:
     """Four percent more on the head: above the threshold, and below the floor that was learned."""
     project = repeated[0]
-    if project.git("branch", "--show-current") == "main":
-        project.commit()
-        project.git("checkout", "-q", "-b", "feature")
-        project.edit("work.py", "EACH = 10.0", "EACH = 10.4")
-        project.commit()
-    return project
-
-
-def test_later_comparisons_use_the_floor_and_say_so(feature: Project) -> None:
-    result = feature.ab("--base=main", *ONCE, "--fail-on=energy_j:3%", "--", "pytest", "-q")
+    project.git("checkout", "-q", "-b", "feature")
+    project.write("tests.json", json.dumps({A: 10.4}))
+    project.commit()
+    words = ["--base=main", "--fail-on=energy_j:3%", *ONCE]
+    result = project.ab(*words)
     (line,) = [line for line in result.lines if line.startswith("floor ")]
-    date = json.loads((feature.path / "aa.json").read_text())["date"]
+    date = result_of(repeated)["date"]
     assert re.match(rf"floor 5\.[5-9]% \(from 5 A/A comparisons of {date}\), in .*; changes up to it", line)
-    (found,) = feature.paired().compared.comparisons
+    (found,) = project.paired().compared.comparisons
     assert result.status == 0
     assert found.rule is not None
     assert found.rule.floor == pytest.approx(0.0575, abs=0.0021)
-
-
-def test_named_floor_wins(feature: Project) -> None:
-    result = feature.ab("--base=main", *ONCE, "--floor=1%", "--", "pytest", "-q")
-    assert result.status == 1
-    assert "A/A comparisons" not in result.err
-
-
-def read_comparisons(project: Project) -> list[PairedReport]:
-    return [read_paired_report(path) for path in sorted((project.path / ".llenergy" / "aa").glob("*.json"))]
+    named = project.ab("--floor=1%", *words)
+    assert (named.status, "A/A comparisons" in named.err) == (1, False)
 
 
 def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_path: Path) -> None:
@@ -138,7 +134,7 @@ def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_pat
         compared = msgspec.structs.replace(paired.compared, comparisons=found)
         noisy.append(msgspec.structs.replace(paired, compared=compared))
     result = summarize(noisy, "x")
-    assert "the machine is too noisy for a floor of energy_j: 30.0% is above 25%, not kept" in result.notes
+    assert result.notes == ["the machine is too noisy for a floor of energy_j: 30.0% is above 25%, not kept"]
     # Nothing else of what is prepared is used.
     prepared = cast("Prepared", SimpleNamespace(root=tmp_path))
     assert not keep_floors(prepared, result).kept
@@ -158,29 +154,7 @@ def test_two_metrics_have_a_column_and_one_is_singular(repeated: tuple[Project, 
     assert ", 1 estimate on " in text
 
 
-def test_disturbed_machine_gives_a_warning(repeated: tuple[Project, Result]) -> None:
-    reports = read_comparisons(repeated[0])
-    quiet = summarize(reports, "x").notes
-    flag = Flag(name="contended", severity="warning", detail="x")
-    disturbed = []
-    for paired in reports:
-        sides = []
-        for side in (paired.base, paired.head):
-            records = [
-                msgspec.structs.replace(
-                    each, rounds=[msgspec.structs.replace(one, flags=[flag]) for one in each.rounds]
-                )
-                for each in side.records
-            ]
-            sides.append(msgspec.structs.replace(side, records=records))
-        disturbed.append(msgspec.structs.replace(paired, base=sides[0], head=sides[1]))
-    (line,) = summarize(disturbed, "x").notes
-    assert line.startswith("warning: most rounds of 1 test were disturbed (contended): ")
-    # The machine of this test may be busy, but one of five comparisons is not most of them.
-    assert summarize([*reports[:4], *disturbed[4:]], "x").notes == quiet
-
-
-@pytest.mark.parametrize("floor", ["5.0", "1e300", "1e400", "-0.1", "NaN"])
+@pytest.mark.parametrize("floor", ["5.0", "1e400", "-0.1", "NaN"])
 def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Result], floor: str) -> None:
     project = repeated[0]
     (kept,) = (project.path / ".llenergy" / "floors").glob("*.json")
@@ -188,58 +162,42 @@ def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Resul
     kept.write_text(re.sub('"floor": [0-9.]+', f'"floor": {floor}', text))
     try:
         with pytest.raises(PlanError, match=r"is not a file of floors .*; delete it"):
-            load_floors(project.path, read_comparisons(project)[0].base)
+            apply_floors([Criterion()], project.path, read_comparisons(project)[0].base)
     finally:
         kept.write_text(text)
 
 
-@pytest.mark.slow
-def test_working_tree_is_compared_with_itself_and_few_comparisons_keep_no_floor(project: Project) -> None:
-    project.edit("work.py", "EACH = 10.0", "EACH = 20.0")
-    result = project.ab("--aa=2", "--head=.", *ONCE, "--format=json", "--", "pytest", "-q")
-    assert result.status == 0
-    found = json.loads(result.out)
-    assert (found["code"], found["comparisons"], found["kept"]) == ("the working tree", 2, False)
-    assert not (project.path / ".llenergy" / "floors").exists()
-    paired = read_paired_report(project.path / ".llenergy" / "aa" / "001.json")
-    assert paired.base.records[0].rounds[0].energy_j == pytest.approx(20, rel=0.01)
-
-
-#: In the second comparison, the session waits to be stopped.
-WAITING = """
-import os, time
-from pathlib import Path
-from work import work
-
-def test_a(energy):
-    if "sessions-002" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
-        Path(os.environ["GO_ON"]).write_text("x")
-        time.sleep(300)  # the test interrupts the campaign long before
-    energy(work)
-"""
-
-
-@pytest.mark.slow
-def test_interrupted_campaign_reports_what_it_has_and_continues(project: Project, tmp_path: Path) -> None:
-    project.environment["GO_ON"] = str(tmp_path / "waits")
-    project.write("test_some.py", WAITING)
+def test_a_stopped_campaign_reports_what_it_has_and_continues_with_more(
+    project: Project, sessions: FakeSessions
+) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
     project.commit()
-    command = ["--aa=3", *ONCE, "--", "pytest", "-q"]
-    process = project.start(*command)
-    until((tmp_path / "waits").exists)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "1 of 3 comparisons are finished:" in err
-    assert "false alarms: 0 of 1 (0.0% to 79.3%) comparisons" in out
-    result = project.ab("--aa=4", *command[1:])
+
+    def factor(files: SessionFiles) -> float:
+        if "sessions-002" in str(files.directory):
+            raise KeyboardInterrupt
+        return 1.0
+
+    sessions.factor = factor
+    stopped = project.ab("--aa=3", *ONCE)
+    assert stopped.status == 130
+    assert "1 of 3 comparisons are finished:" in stopped.lines
+    assert "false alarms: 0 of 1 (0.0% to 79.3%) comparisons" in stopped.out
+    sessions.factor = lambda _: 1.0
+    result = project.ab("--aa=4", *ONCE)
     assert result.status == 0
     assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
     assert "false alarms: 0 of 4 (0.0% to 49.0%) comparisons" in result.out
-    # The first comparison was finished before. Its sessions took a fifth of a second or more each, and count.
-    left = re.search(r"\[comparison 1 of 4\].*; about (\d+) (s|minutes) left", result.err)
-    assert left is not None
-    assert left[2] == "minutes" or int(left[1]) >= 1
+    assert "the floor is not kept: it needs 5 comparisons" in result.out
+    assert len([name for name in sessions.ran if name == "002-head.1"]) == 4
+
+
+def test_the_working_tree_is_compared_with_itself(project: Project, sessions: FakeSessions) -> None:
+    project.write("tests.json", json.dumps({A: 20.0}))
+    result = project.ab("--aa=1", "--head=.", "--format=json", *ONCE)
+    found = json.loads(result.out)
+    assert (result.status, found["code"], found["kept"]) == (0, "the working tree", False)
+    assert not any((project.path / ".llenergy" / "floors").iterdir())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +225,9 @@ def test_floor_of_many_estimates_is_a_quantile() -> None:
     [(0.98, 1.03, 0.0), (1.02, 1.05, 0.02), (0.9, 1 / 1.04, 0.04), (None, None, None)],
 )
 def test_scatter_of_rounds_is_not_certain(low: float, high: float, change: float | None) -> None:
-    found = Comparison("t.py::t", "energy_j", "J", "unchanged", "", low=low, high=high)
+    found = Comparison(
+        id="t.py::t", metric="energy_j", unit="J", verdict="unchanged", reason="", low=low, high=high
+    )
     assert certain_change(found) == (None if change is None else pytest.approx(change))
 
 

@@ -1,199 +1,186 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions that do not finish stop the comparison; their measurements are kept but not taken as complete."""
+"""Real sessions: pytest and other processes, how they end, and what they tell while they run."""
 
 from __future__ import annotations
 
-import importlib.abc
-import json
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.progress import SessionWatch
-from pytest_llenergy.cli import main
+from pytest_llenergy.ab.imports import SAME_CODE
+from pytest_llenergy.ab.session import Watch
+from pytest_llenergy.report.store import read_report
 
-from .project import Project, Result
+from ..conftest import TEN_WATTS
+from .project import Project
 
-#: Two tests that measure and one between them in which something happens on the head.
-BETWEEN = """
-import os
-import pytest
+QUICK = ["--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2", "--", "pytest"]
+
+#: In the third session, the second test writes its process id and waits to be stopped.
+WAITING = """
+import os, time
 from pathlib import Path
 from work import use, work
 
 def test_a(energy):
     energy(work)
 
-def test_between():
-    HAPPENS
-
 def test_b(energy):
+    if "003-" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
+        Path(os.environ["GO_ON"]).write_text(str(os.getpid()))
+        time.sleep(300)  # until it is killed
     energy(use, 5.0)
 """
 
-#: Like a full disk: the report is longer than the limit, the output of pytest is not.
-FULL = """import resource
-    if Path(os.environ["FULL"]).exists():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1500, resource.RLIM_INFINITY))"""
+
+def until(met: Callable[[], object], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
-def compared(project: Project) -> Result:
-    return project.ab("--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q")
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        # Never there, or gone since the file was opened.
+        return False
 
 
-def on_the_head(project: Project, happens: str) -> str:
-    """Commit a head on which something happens. Return the beginning of the error message."""
-    project.write("test_some.py", BETWEEN.replace("HAPPENS", "pass"))
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)],
+)
+def test_a_stopped_comparison_leaves_no_process_and_resumes(
+    project: Project, tmp_path: Path, number: signal.Signals
+) -> None:
+    project.environment["GO_ON"] = str(tmp_path / "pid")
+    project.write("test_some.py", WAITING)
+    project.commit()
+    process = project.start(*QUICK)
+    pid = tmp_path / "pid"
+    until(lambda: pid.exists() and pid.read_text())
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number]
+    # The session must end with its parent, however that was stopped.
+    until(lambda: not alive(int(pid.read_text())))
+    if number == signal.SIGINT:
+        assert err.splitlines()[-1] == "llenergy ab: interrupted; run the same command again to continue"
+        (log,) = (project.path / ".llenergy").rglob("003-*.log")
+        # A second interrupt would have hit pytest while it shuts down.
+        assert len(re.findall("!! KeyboardInterrupt !!", log.read_text())) == 1
+    else:
+        (journal,) = (project.path / ".llenergy").rglob("003-*.journal.jsonl")
+        assert len(read_report(journal).records) == 1
+    result = project.ab(*QUICK)
+    assert result.status == 0
+    assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
+    paired = project.paired()
+    # The third session ran twice: the first time it measured one of two tests.
+    assert [each.side for each in paired.sessions] == ["base", "head", "head", "head", "base"]
+    assert len({each.run_id for each in paired.sessions}) == 5
+    for side in (paired.base, paired.head):
+        assert [len(each.rounds) for each in side.records] == [4, 4]
+
+
+@pytest.mark.clock
+@pytest.mark.slow
+def test_higher_power_of_a_commit_is_found(project: Project) -> None:
+    meter = TEN_WATTS.replace("10 * time", "work.WATTS * time").replace("import time", "import time, work")
+    project.write("conftest.py", meter)
+    project.write("work.py", "WATTS = 10\n")
+    project.write("test_some.py", "import time\ndef test_a(energy):\n    energy(time.sleep, 0.2)\n")
+    # Settings that compare are for other runs.
+    project.write("pytest.ini", "[pytest]\nenergy_compare = nothing\nenergy_fail_on = energy_j:3%\n")
+    project.commit()
+    project.edit("work.py", "10", "13")
+    project.commit()
+    done = project.ab(
+        *("--base=HEAD~1", "--pairs=4", "--rounds-per-session=2", "--metric=mean_power_w", "--", "pytest"),
+        *("-p", "no:cacheprovider", "--energy-meter=ten-watts", "--energy-warmup=0"),
+    )
+    assert done.status == 1, done.err
+    (found,) = project.paired().compared.comparisons
+    assert (found.verdict, found.kind) == ("regressed", "measured")
+    # Power, because a busy machine stretches the rounds; and it may take more of them than were asked for.
+    assert min(found.n_base, found.n_head) >= 4
+    assert found.ratio == pytest.approx(1.3, rel=0.02)
+
+
+@pytest.mark.slow
+def test_workers_of_xdist_skip_finished_tests(project: Project) -> None:
+    project.write(
+        "test_some.py",
+        "from work import use, work\n"
+        "def test_a(energy): energy(work)\n"
+        "def test_b(energy): energy(use, 5.0)\n",
+    )
     project.commit()
     project.git("checkout", "-q", "-b", "feature")
-    project.write("test_some.py", BETWEEN.replace("HAPPENS", happens))
-    return f"llenergy ab: session 2 (head {project.commit()[:7]})"
-
-
-def test_usage_error_of_pytest_stops_the_comparison(project: Project) -> None:
-    message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest", "--no-such-option")
-    (log,) = (project.path / ".llenergy").rglob("001-base.1.log")
-    commit = project.git("rev-parse", "HEAD")[:7]
-    assert message.startswith(f"session 1 (base {commit}) ended with exit code 4: '")
-    assert message.endswith(f"; the whole log: {log}")
-
-
-def test_killed_session_stops_the_comparison(project: Project) -> None:
-    project.write("test_some.py", "import os\ndef test_a(): os.kill(os.getpid(), 9)")
+    project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
     project.commit()
-    message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-    assert "was killed by signal 9: " in message
-
-
-def test_collection_error_stops_the_comparison(project: Project) -> None:
-    project.write("test_some.py", "import no_such_module")
-    project.commit()
-    result = project.ab("--base=HEAD", "--head=HEAD", "--", "pytest", "-q")
-    assert "ended with exit code 2: " in result.lines[-1]
-    assert "  | ERROR test_some.py" in result.err
-
-
-@pytest.mark.slow
-def test_session_without_measurements_stops_the_comparison(project: Project) -> None:
-    project.write("test_some.py", "def test_a(): pass")
-    project.commit()
-    for _ in range(2):
-        message = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-        assert "measured no test; the whole log: " in message
+    words = ["--pairs=4+4", "--rounds-per-session=4", "--", "pytest", "-p", "xdist", "-n", "1"]
+    assert project.ab(*words).status == 1
+    rounds = {each.id.partition("::")[2]: len(each.rounds) for each in project.paired().head.records}
+    assert rounds == {"test_a": 8, "test_b": 4}
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
-    [("-qx", "--maxfail (-x) is set, "), pytest.param("--sw", "--stepwise is set, ", marks=pytest.mark.slow)],
-)
-def test_project_settings_that_stop_sessions_are_refused(project: Project, option: str, message: str) -> None:
-    project.environment["PYTEST_ADDOPTS"] = "-p pytest_llenergy.plugin"
-    project.write("pytest.ini", f"[pytest]\naddopts = {option}\n")
-    project.commit()
-    found = project.error("--base=HEAD", "--head=HEAD", "--", "pytest")
-    assert f"ended with exit code 4: 'ERROR: {message}" in found.replace('"', "'")
-
-
-@pytest.mark.parametrize(
-    ("happens", "how"),
+    ("test", "ini", "how"),
     [
-        ("os._exit(0)", "ended with exit code 0 before pytest had finished: "),
-        pytest.param(
-            "pytest.exit('enough', returncode=0)",
-            "ended with exit code 0 and was stopped before all tests had run: ",
-            marks=pytest.mark.slow,
-        ),
+        ("import no_such_module", "", "ended with exit code 2: "),
+        ("def test_a(): pass", "addopts = -qx", "ended with exit code 4: 'ERROR: --maxfail (-x) is set, "),
+        ("import os\ndef test_a(): os._exit(0)", "", "ended with exit code 0 before all had run: "),
     ],
 )
-@pytest.mark.slow
-def test_session_that_exits_early_stops_the_comparison(project: Project, happens: str, how: str) -> None:
-    message = on_the_head(project, happens)
-    for _ in range(2):
-        result = compared(project)
-        assert (result.status, result.out) == (2, "")
-        assert result.lines[-1].startswith(f"{message} {how}")
-    assert "resuming a stopped comparison: 1 sessions are finished" in result.lines
-
-
-@pytest.mark.slow
-def test_session_that_could_not_write_its_report_is_repeated(project: Project, tmp_path: Path) -> None:
-    full = tmp_path / "full"
-    project.environment["FULL"] = str(full)
-    message = on_the_head(project, FULL)
-    full.touch()
-    result = compared(project)
-    assert result.status == 2
-    assert result.lines[-1].startswith(f"{message} ended with exit code 1 before pytest had finished: ")
-    full.unlink()
-    assert compared(project).status == 0
-    paired = project.paired()
-    assert [each.verdict for each in paired.compared.comparisons] == ["unchanged", "unchanged"]
-    assert [len(each.rounds) for each in paired.head.records] == [4, 4]
-    assert (paired.complete, paired.compared.notes) == (True, [])
-
-
-def test_removed_checkout_stops_the_comparison_which_can_continue(project: Project) -> None:
-    on_the_head(project, 'import shutil; shutil.rmtree(Path(os.environ["LLENERGY_AB_ROOT"]).parent / "base")')
-    result = compared(project)
-    assert result.status == 2
-    assert result.lines[-1].startswith("llenergy ab: ")
-    assert "/base: No such file or directory, so no session can start there; " in result.lines[-1]
-    assert compared(project).status == 0
-    assert [len(each.rounds) for each in project.paired().head.records] == [4, 4]
-
-
-@pytest.mark.slow
-def test_truncated_report_of_a_session_names_the_remedy(project: Project) -> None:
-    message = on_the_head(project, 'assert "FAIL" not in os.environ or os._exit(3)')
-    project.environment["FAIL"] = "1"
-    assert compared(project).lines[-1].startswith(f"{message} ended with exit code 3")
-    (report,) = (project.path / ".llenergy").rglob("001-base.1.json")
-    report.write_bytes(report.read_bytes()[:100])
-    del project.environment["FAIL"]
-    result = compared(project)
-    assert result.status == 2
-    assert str(report) in result.lines[-1]
-    assert "; llenergy ab --fresh discards " in result.lines[-1]
-    assert (
-        project.ab(
-            "--fresh", "--base=main", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q"
-        ).status
-        == 0
-    )
-
-
-def test_import_error_stops_the_comparison_despite_continue_option(project: Project) -> None:
-    message = on_the_head(project, "pass")
-    project.write("test_other.py", "import nothing\n")
+def test_a_session_that_does_not_finish_is_named(project: Project, test: str, ini: str, how: str) -> None:
+    # Settings of the project are read from addopts, which this variable would replace.
+    project.environment["PYTEST_ADDOPTS"] = "-p pytest_llenergy.plugin"
+    project.write("test_some.py", test)
+    project.write("pytest.ini", f"[pytest]\n{ini}\n")
     project.commit()
-    result = project.ab("--base=main", "--pairs=4", "--", "pytest", "-q", "--continue-on-collection-errors")
-    assert result.status == 2
-    assert "was stopped before all tests had run" in result.lines[-1]
-    assert message.partition("(")[0] in result.lines[-1]
+    assert f" {how}" in project.error(*QUICK).replace('"', "'")
 
 
-class Interrupting(importlib.abc.MetaPathFinder):
-    """Raise KeyboardInterrupt during an import."""
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "pytest_llenergy.ab.campaign":
-            raise KeyboardInterrupt
-
-
-def test_interrupt_during_start_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("by", ["test", "rank"])
+def test_a_session_that_imported_foreign_code_is_refused_and_discarded(
+    project: Project, tmp_path: Path, by: str
 ) -> None:
-    monkeypatch.delitem(sys.modules, "pytest_llenergy.ab.campaign", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
-    assert main(["ab", "--", "pytest"]) == 130
-    assert capsys.readouterr().err.startswith("llenergy ab: interrupted; ")
+    """It is also installed. A rank may import it later."""
+    project.write("src/thing/__init__.py", "")
+    if by == "test":
+        project.edit("test_some.py", "from work", "import thing\nfrom work")
+    project.commit()
+    module = tmp_path / "site-packages" / "thing" / "__init__.py"
+    module.parent.mkdir(parents=True)
+    module.touch()
+    project.extend_path(module.parents[1])
+    message = f"base imported thing from {module} instead of its own src/thing, {SAME_CODE}"
+    assert project.error(*QUICK) == message
+    assert project.session_logs() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_measured_command_ends_with_the_comparison(
+    project: Project, tmp_path: Path, number: signal.Signals
+) -> None:
+    pid = tmp_path / "pid"
+    process = project.start("--meter=estimate", f"--a=echo $$ > {pid}; exec sleep 300", "--b=true")
+    until(lambda: pid.exists() and pid.read_text())
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    until(lambda: not alive(int(pid.read_text())))
 
 
 HOLDER = """
-import subprocess
 import sys
 from pytest_llenergy.devices.lease import DeviceLock, LockRequest
 from pytest_llenergy.devices.locks import acquire
@@ -215,168 +202,37 @@ def test_a_wait_for_a_lease_is_shown_with_its_holder(project: Project) -> None:
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        running = project.start("--base=HEAD", "--head=HEAD", "--pairs=4", "--", "pytest", "-q")
+        running = project.start(*QUICK)
         try:
             assert running.stderr is not None
             lines = iter(running.stderr.readline, "")
-            next(line for line in lines if line.startswith("session 1 "))
             waiting = next(line for line in lines if line.startswith("  waiting: "))
         finally:
             running.terminate()
             running.communicate(timeout=60)
     finally:
         holder.communicate(timeout=60)
-    # Long before the other lines of a session; pytest itself may take long to start.
-    waited = re.search(r"\((\d+) s so far\)$", waiting)
-    assert waited is not None, waiting
-    assert int(waited[1]) < 15
     assert waiting.startswith("  waiting: test_some.py::test_a: ")
     assert str(holder.pid) in waiting
     assert "tests/other.py::test_long" in waiting
 
 
-def test_repeated_waits_are_said_ever_more_rarely(tmp_path: Path) -> None:
-    log, said = tmp_path / "log", list[str]()
+def test_a_session_tells_a_wait_once_and_now_and_then_that_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, said, now_s = tmp_path / "log", list[str](), 100.0
     log.touch()
+    monkeypatch.setattr("pytest_llenergy.ab.session.time.monotonic", lambda: now_s)
     with log.open() as printed, log.open("a") as written:
-        watch = SessionWatch(printed, said.append, "session 3", 60.0)
-        for line in (
-            "cpu is held by A (1 s so far)",
-            "cpu is held by A (31 s so far)",
-            "cpu is held by B (2 s so far)",
-        ):
-            written.write(f"energy: test_a: {line}\n")
+        watch = Watch(said.append, "session 3")
+        for line in ("A (1 s so far)", "A (31 s so far)", "B (2 s so far)"):
+            written.write(f"energy: test_a: cpu is held by {line}\n")
             written.flush()
-            watch.poll()
-    assert [line.partition("held by ")[2] for line in said] == ["A (1 s so far)", "B (2 s so far)"]
-
-
-def test_session_without_output_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = tmp_path / "log"
-    log.write_text("collecting\rcollecting 5 items")
-    now_s, said = 100.0, list[tuple[float, str]]()
-    monkeypatch.setattr("pytest_llenergy.ab.progress.time.monotonic", lambda: now_s)
-    with log.open() as printed:
-        watch = SessionWatch(
-            printed, lambda line: said.append((now_s, line)), "session 1 (base abc)", first_s=20.0
-        )
-        # Polls more often than any line is due.
-        for elapsed_s in range(150):
-            now_s = 100.0 + elapsed_s
-            watch.poll()
-    assert said[0] == (120.0, "  session 1 (base abc) runs, 0:20 so far: collecting 5 items")
-    assert [each for each, _ in said] == [120, 140, 180]
-
-
-#: A benchmark in a directory that the baseline lacks.
-ADDED = "from work import work\ndef test_new(energy): energy(work)"
-
-
-@pytest.mark.parametrize("args", [["pytest", "benchmarks"], ["pytest", "-q", "-k", "new"]])
-@pytest.mark.slow
-def test_baseline_without_energy_tests_passes_and_says_so(project: Project, args: list[str]) -> None:
-    project.git("checkout", "-q", "-b", "feature")
-    project.write("benchmarks/test_new.py", ADDED)
-    project.commit()
-    result = project.ab("--base=main", "--pairs=4", "--", *args)
-    assert result.status == 0
-    assert result.lines[-1] == "llenergy ab: no baseline: 1 new test"
-    paired = project.paired()
-    assert [each.verdict for each in paired.compared.comparisons] == ["new"]
-    commits = [project.git("rev-parse", name) for name in ("main", "feature")]
-    assert [paired.base.source.commit, paired.head.source.commit] == commits
-    assert (paired.base.records, len(paired.head.records[0].rounds)) == ([], 1)
-    assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 0
-
-
-def test_a_module_that_only_the_base_skips_is_named(project: Project) -> None:
-    project.write("test_some.py", "import pytest\npytest.skip('no GPU', allow_module_level=True)")
-    project.commit()
-    project.git("checkout", "-q", "-b", "feature")
-    project.write("test_some.py", ADDED)
-    project.commit()
-    assert project.ab("--base=main", "--pairs=4", "--", "pytest").status == 0
-    line = "base: only there test_some.py is skipped, so its tests are not compared"
-    assert project.paired().compared.notes == [line]
-
-
-@pytest.mark.parametrize(
-    ("fails", "verdict", "reason"),
-    [
-        ('"004-" in os.environ["LLENERGY_AB_DONE"]', "invalid", "the baseline test is invalid (session 4: "),
-        ('"001-" in os.environ["LLENERGY_AB_DONE"]', "new", "the baseline test failed (session 1: "),
-    ],
-    ids=["once", "always"],
-)
-@pytest.mark.parametrize("how", ["assert 0", "pytest.skip('busy')"])
-@pytest.mark.slow
-def test_a_base_that_does_not_work_is_no_pass(
-    project: Project, fails: str, verdict: str, reason: str, how: str
-) -> None:
-    code = f"import os, pytest\nfrom work import work\ndef test_a(energy):\n    if {fails}:\n        {how}\n"
-    project.write("test_some.py", f"{code}    energy(work)\n")
-    project.commit()
-    result = project.ab("--base=HEAD", "--head=HEAD", "--pairs=4", "--", "pytest")
-    (found,) = project.paired().compared.comparisons
-    if "skip" in how:
-        reason = reason.replace("failed", "was skipped")
-    assert (found.verdict, found.reason[: len(reason)]) == (verdict, reason)
-    assert result.status == 5
-    warning = "llenergy ab: warning: 1 test failed or skipped in the baseline and cannot be gated"
-    assert (warning in result.lines) == (verdict == "new")
-
-
-def test_directory_that_the_baseline_lacks_is_no_baseline(project: Project) -> None:
-    project.git("checkout", "-q", "-b", "feature")
-    project.write("benchmarks/test_new.py", ADDED)
-    project.commit()
-    top, project.path = project.path, project.path / "benchmarks"
-    result = project.ab("--base=main", "--pairs=4", "--", "pytest")
-    project.path = top
-    assert (result.status, result.lines[-1]) == (0, "llenergy ab: no baseline: 1 new test")
-
-
-@pytest.mark.parametrize(
-    ("base", "args", "how"),
-    [
-        # One of two paths exists on the base, and its tests must not count as new.
-        ({}, ["test_some.py", "benchmarks"], "ended with exit code 4: 'ERROR: file or directory not found: "),
-        ({"test_some.py": "import no_such_module"}, ["-q"], "ended with exit code 2: "),
-        ({"test_some.py": "def test_a(): assert 0"}, ["-q"], "measured no test; "),
-        ({"conftest.py": "raise SystemExit(5)"}, ["-q"], "ended with exit code 5"),
-    ],
-)
-@pytest.mark.slow
-def test_baseline_that_fails_is_an_error(
-    project: Project, base: dict[str, str], args: list[str], how: str
-) -> None:
-    project.git("checkout", "-q", "-b", "feature")
-    project.write("benchmarks/test_new.py", ADDED)
-    project.commit()
-    project.git("checkout", "-q", "main")
-    for name, text in base.items():
-        project.write(name, text)
-    project.commit()
-    project.git("checkout", "-q", "feature")
-    message = project.error("--base=main", "--head=feature", "--pairs=4", "--", "pytest", *args)
-    assert message.startswith(f"session 1 (base {project.git('rev-parse', 'main')[:7]}) {how}")
-
-
-def test_sessions_know_the_devices_of_earlier_ones(project: Project, tmp_path: Path) -> None:
-    """Under pytest-xdist a test would run on any board that is free, and its rounds would not count."""
-    log = tmp_path / "devices.jsonl"
-    project.write(
-        "test_some.py",
-        f"import os\nfrom pathlib import Path\nfrom work import work\ndef test_a(energy):\n    energy(work)\n"
-        f"    known = Path(os.environ['LLENERGY_AB_DEVICES']).read_text()\n"
-        f"    with open({str(log)!r}, 'a') as file:\n        print(known, file=file)\n",
-    )
-    project.commit()
-    result = project.ab(
-        "--base=HEAD", "--head=HEAD", "--pairs=4", "--rounds-per-session=2", "--", "pytest", "-q"
-    )
-    assert result.status == 0, result.err
-    first, *others = map(json.loads, log.read_text().splitlines())
-    assert first == {}
-    assert others == [{"test_some.py::test_a": ["cpu"]}] * len(others)
-    assert others
+            watch(printed)
+        now_s = 150.0
+        watch(printed)
+        now_s = 230.0
+        watch(printed)
+        watch(printed)
+    assert [line.partition("held by ")[2] for line in said[:2]] == ["A (1 s so far)", "B (2 s so far)"]
+    assert said[2:] == ["  session 3 runs, 130 s so far"]

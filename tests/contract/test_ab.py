@@ -96,7 +96,7 @@ def llenergy(*args: str) -> list[str]:
 def test_a_wrong_command_line_is_2_and_one_line(repository: Project) -> None:
     for args, word in (
         (["--base=no-such-branch", "--", "pytest"], "no-such-branch"),
-        (["--base=HEAD~1", "--", "make"], "make"),
+        (["--base=HEAD~1", "--value=tokens", "--", "make"], "--value"),
         (["--base=HEAD~1", "--", "pytest", "--energy-save=x"], "--energy-save"),
         (["--base=HEAD~1", "--pairs=some", "--", "pytest"], "some"),
         # As in CI without a base: an empty name, and the hash that stands for none.

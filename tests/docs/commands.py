@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -73,12 +74,10 @@ def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
         for words in commands(parsed.setup, pytester.path) if parsed.setup else ():
             try_command(words, pytester)
         command = [word for word in parsed.command if word != "--"]
-        assert command, f"{command_line}: names no command"
-        try_command(command, pytester)
-        for side in ("a", "b"):
-            options = getattr(parsed, side)
-            if options:
-                try_command([*command, *options.split()], pytester)
+        sides = [shlex.split(getattr(parsed, side) or "") for side in ("a", "b")]
+        assert command or all(sides), f"{command_line}: names no command"
+        for options in sides:
+            try_command([*command, *options], pytester)
         _write_stand_in(".llenergy/ab.json", parsed.output or ".llenergy/ab.json", pytester)
     if arguments[0] in FILES_ONLY:
         assert main(arguments) != USAGE, command_line

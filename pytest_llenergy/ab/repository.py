@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The git repository, checkouts of both commits, and a virtual environment for each side.
-
-Each commit is checked out into a separate worktree outside the user's checkout.
-"""
+"""The git repository, and checkouts of both commits: worktrees outside the user's checkout."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,12 +33,6 @@ DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "mast
 
 #: Paths that do not count as changes: files that test runs and ``ab`` itself leave behind.
 IGNORED_PATHS = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
-
-#: Arguments of Python that create a virtual environment.
-VENV_COMMAND = ("-m", "venv")
-
-#: Lines of a log to show after a failure.
-TAIL_LINES = 10
 
 
 def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -98,33 +87,25 @@ class Repository:
         """Return whether the working tree has uncommitted changes."""
         return bool(self._run("status", "--porcelain", "--", ".", *IGNORED_PATHS))
 
-    def hash_working_tree(self) -> str:
-        """Return a hash of the working tree: all files that are not ignored.
+    def hash_working_tree(self, *, data: bool = True) -> str:
+        """Return a hash of the working tree: all files that are not ignored, except logs.
 
-        Untracked files may be large, so except for Python files only their size and time count. Logs are left
-        out.
+        Untracked files may be large, so except for Python files only their size and time count, and without
+        ``data`` not even these.
         """
         with ScratchDirectory() as scratch:
             own = {"GIT_INDEX_FILE": str(scratch.path / "index")}
             self._run("read-tree", "HEAD", **own)
             self._run("add", "--update", "--", ".", *IGNORED_PATHS, **own)
-            others = [
-                name
-                for name in self._listed("--others", "--exclude-standard", "--", ".", *IGNORED_PATHS, **own)
-                # It may be the log of this very command.
-                if not name.endswith(".log")
-            ]
+            others = self._listed("--others", "--exclude-standard", "--", ".", *IGNORED_PATHS, **own)
             for name in others:
                 if name.endswith(".py"):
                     self._run("add", "--", f":(literal){name}", **own)
-            data = "".join(_stat(self.root, name) for name in others if not name.endswith(".py"))
+            # A log may be that of this very command.
+            files = [name for name in others if data and not name.endswith((".py", ".log"))]
+            found = "".join(_stat(self.root, name) for name in files)
             tree = self._run("write-tree", **own)
-        return f"{tree}-{hashlib.sha256(os.fsencode(data)).hexdigest()[:12]}" if data else tree
-
-    def list_worktrees(self) -> list[Path]:
-        """Return the directories of all worktrees that git knows, even if they do not exist."""
-        lines = (self._query("worktree", "list", "--porcelain") or "").splitlines()
-        return [Path(line.removeprefix("worktree ")) for line in lines if line.startswith("worktree ")]
+        return f"{tree}-{hashlib.sha256(os.fsencode(found)).hexdigest()[:12]}" if found else tree
 
     def add_worktree(self, place: Path, commit: str) -> None:
         """Check a commit out into a worktree, without hooks and files of Git LFS.
@@ -135,7 +116,7 @@ class Repository:
         self._run(*WITHOUT_LFS, "worktree", "add", "--detach", "--force", str(place), commit)
 
     def remove_worktree(self, place: Path) -> None:
-        """Remove a worktree, if it is one."""
+        """Remove a worktree, if it is one, even if only git still knows it."""
         # Twice, because git locks a worktree until it is complete.
         self._query("worktree", "remove", "--force", "--force", str(place))
 
@@ -178,7 +159,7 @@ def find_repository(directory: Path) -> Repository:
         NoRepositoryError: If there is none, or no git.
         PlanError: If git refuses it.
     """
-    hint = "compare two option sets: --a='…' --b='…'"
+    hint = "compare two commands or option sets: --a='…' --b='…'"
     try:
         done = _run_git(directory, ("rev-parse", "--show-toplevel"))
     except FileNotFoundError:
@@ -249,31 +230,16 @@ def check_out(repository: Repository, commit: str, place: Path) -> None:
     Raises:
         PlanError: If git fails.
     """
-    ready = _completion_marker(place)
-    if ready.is_file() and ready.read_bytes() == commit.encode() and place.is_dir():
+    # Written once a checkout is complete.
+    ready = place.with_name(f"{place.name}.ready")
+    if ready.is_file() and ready.read_text() == commit and place.is_dir():
         return
-    remove_checkout(repository, place)
+    ready.unlink(missing_ok=True)
+    repository.remove_worktree(place)
+    shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     repository.add_worktree(place, commit)
     ready.write_text(commit)
-
-
-def remove_checkout(repository: Repository | None, place: Path) -> None:
-    """Remove a worktree, even an incomplete one, and one that only git still knows.
-
-    This does not use ``git worktree prune``, which would forget worktrees of the user on a disk that is not
-    mounted.
-
-    Args:
-        repository: The user's repository; None if it is gone.
-        place: Directory of the worktree.
-    """
-    _completion_marker(place).unlink(missing_ok=True)
-    if (place / ".git").exists():
-        Repository(place).remove_worktree(place)
-    shutil.rmtree(place, ignore_errors=True)
-    if repository is not None and place in repository.list_worktrees():
-        repository.remove_worktree(place)
 
 
 def list_omissions(repository: Repository, commit: str) -> list[str]:
@@ -287,91 +253,3 @@ def list_omissions(repository: Repository, commit: str) -> list[str]:
     if "filter=lfs" in repository.read_file(commit, ".gitattributes"):
         notes.append(f"{commit[:10]} uses Git LFS: its files are pointers; use --setup 'git lfs pull && …'")
     return notes
-
-
-def _completion_marker(place: Path) -> Path:
-    """Return the file that is written once a checkout is complete."""
-    return place.with_name(f"{place.name}.ready")
-
-
-def session_environment() -> dict[str, str]:
-    """Return the environment variables of this process that sessions inherit."""
-    # A session is not a worker of pytest-xdist, even if this process is.
-    return {
-        name: value
-        for name, value in without_git_variables(os.environ).items()
-        if not name.startswith("PYTEST_XDIST_W")
-    }
-
-
-def activate(venv: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment after ``source venv/bin/activate``."""
-    changed = dict(environment)
-    changed.pop("PYTHONHOME", None)
-    changed["VIRTUAL_ENV"] = str(venv)
-    changed["PATH"] = os.pathsep.join([str(venv / "bin"), changed.get("PATH", os.defpath)])
-    return changed
-
-
-def venv_python(venv: Path) -> Path:
-    """Return the interpreter of a virtual environment."""
-    return venv / "bin" / "python"
-
-
-def create_venv(venv: Path, checkout: Path, command: str, inputs: str, log: Path, name: str) -> None:
-    """Create a virtual environment and run the setup command in the checkout, unless done already.
-
-    Args:
-        venv: Where to create the environment.
-        checkout: The directory in which the command runs.
-        command: A shell command.
-        inputs: Text of everything that determines the result; if it changes, the environment is created
-            again.
-        log: File for the output of the command.
-        name: Name of the side, for messages.
-
-    Raises:
-        PlanError: If the command fails, with the line of its log that best explains the failure.
-    """
-    ready = venv.with_name(f"{venv.name}.ready")
-    if ready.is_file() and ready.read_bytes() == inputs.encode() and venv_python(venv).exists():
-        return
-    ready.unlink(missing_ok=True)
-    shutil.rmtree(venv, ignore_errors=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    environment = activate(venv, {**session_environment(), **WITHOUT_QUESTIONS, "PIP_NO_INPUT": "1"})
-    with log.open("wb") as file:
-        for words, shell in (([sys.executable, *VENV_COMMAND, str(venv)], False), (command, True)):
-            done = subprocess.run(
-                words,
-                shell=shell,
-                cwd=checkout,
-                env=environment if shell else session_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-            if done.returncode != 0:
-                what = f"--setup {command!r}" if shell else "python -m venv"
-                raise PlanError(
-                    f"{name}: {what} failed with exit code {done.returncode}: {find_error_line(log)!r}; "
-                    f"the whole log: {log}"
-                )
-    ready.write_text(inputs)
-
-
-def read_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """Return the last lines of a log, without blank lines."""
-    try:
-        with log.open(errors="replace") as file:
-            return list(deque((line.rstrip() for line in file if line.strip()), count))
-    except OSError:
-        return []
-
-
-def find_error_line(log: Path) -> str:
-    """Return the line of a log that most likely explains a failure."""
-    lines = read_tail(log, 40)
-    errors = [line for line in lines if line.startswith(("ERROR", "E  ", "error:"))]
-    return (errors or lines or ["no output"])[-1].strip()[:300]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.checkouts import (
+from pytest_llenergy.ab.repository import (
     Repository,
     check_out,
     find_repository,
     list_omissions,
-    remove_checkout,
 )
+from pytest_llenergy.ab.state import remove_checkouts
 from pytest_llenergy.errors import PlanError
 
 from .project import Project
@@ -100,11 +100,11 @@ def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> 
 
 def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> None:
     """Also one whose disk is not there just now."""
-    found, place = find_repository(project.path), tmp_path / "base"
+    found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
     (tmp_path / "users").rename(tmp_path / "away")
     check_out(found, found.resolve_commit("HEAD"), place)
-    remove_checkout(found, place)
+    remove_checkouts(place.parent, found)
     assert "users" in project.git("worktree", "list")
     assert str(place) not in project.git("worktree", "list")
 

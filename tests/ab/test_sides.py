@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes are one line before anything is measured; working trees, environments and option sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pytest_llenergy.ab import sides
+from pytest_llenergy.ab.commands import PytestCommand, parse_pytest
+from pytest_llenergy.ab.imports import SAME_CODE, check_imports
+from pytest_llenergy.ab.join import pair_by_parameters, unpaired_note
+from pytest_llenergy.ab.session import SessionFiles
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.record.base import Primitive
+from pytest_llenergy.record.record import Record
+from pytest_llenergy.report.store import read_paired_report
+
+from .fake import FakeSessions
+from .project import Project
+
+ONCE = ["--pairs=4", "--rounds-per-session=4", "--metric=energy_j"]
+SAME = ["--base=HEAD", "--head=HEAD"]
+ROUNDS = ["--rounds-per-session=2", "--metric=energy_j"]
+A = "t.py::test_a"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("pytest", PytestCommand("", (), ())),
+        ("/opt/venv/bin/pytest benchmarks -k x", PytestCommand("", (), ("benchmarks", "-k", "x"))),
+        ("python3.12 -X dev -m pytest -q", PytestCommand("python3.12", ("-X", "dev"), ("-q",))),
+        ("python -m unittest", None),
+        ("python pytest", None),
+        ("tox run", None),
+    ],
+)
+def test_pytest_is_recognised(text: str, found: PytestCommand | None) -> None:
+    assert parse_pytest(tuple(text.split())) == found
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--energy-report=x.json", "ab writes the reports; "),
+        ("--energy-rounds 3", "use --pairs and --rounds-per-session of ab"),
+        ("--energy-save=main", "use -o FILE.json of ab"),
+        ("--energy-compare=main", "ab compares the two sides"),
+        ("--energy-fail-on=energy_j:3%", "use --fail-on or --metric of ab"),
+        ("--energy-inconclusive=fail", "use --inconclusive of ab"),
+        ("--lf", "every session must run the same tests"),
+        ("-x", "every session must run the same tests"),
+        ("--maxfail=2", "every session must run the same tests"),
+    ],
+)
+def test_options_that_ab_sets_or_that_vary_sessions_are_refused(option: str, why: str) -> None:
+    name = option.split("=")[0].split()[0]
+    with pytest.raises(PlanError) as raised:
+        parse_pytest(("pytest", *option.split()))
+    assert str(raised.value).startswith(f"{name} is not allowed in the pytest command: {why}")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (SAME, "no command; write it after --, such as: llenergy ab --base origin/main -- "),
+        (["--base=nothing", "--", "pytest"], "git knows no commit 'nothing' in this repository"),
+        (["--head=-x", "--", "pytest"], "git knows no commit '-x' in this repository"),
+        ([*SAME, "--pairs=2", "--", "pytest"], "invalid pairs '2'; the first stage needs at least 4 pairs"),
+        ([*SAME, "--rounds-per-session=0", "--", "pytest"], "--rounds-per-session=0 must be 1 or more"),
+        ([*SAME, "--metric=energyj", "--", "pytest"], "unknown metric 'energyj'"),
+        (
+            [*SAME, "-o", "no/where.json", "--", "pytest"],
+            "--output=no/where.json: no directory no; create it",
+        ),
+        ([*SAME, "--a=-q", "--", "pytest"], "--base, --head and --setup compare commits, --a and --b "),
+        (["--a='", "--", "pytest"], "--a=': No closing quotation"),
+        (["--b=-x", "--", "pytest"], "--b: -x is not allowed in the pytest command: "),
+        ([*SAME, "--", "pytest", "/etc/../PROJECT/t.py"], "/etc/../PROJECT/t.py is in your checkout, but "),
+    ],
+)
+def test_a_usage_error_is_one_line(
+    project: Project, sessions: FakeSessions, args: list[str], message: str
+) -> None:
+    words = [word.replace("/PROJECT", str(project.path)) for word in args]
+    assert project.error(*words).startswith(message.replace("/PROJECT", str(project.path)))
+    assert sessions.ran == []
+
+
+def test_options_in_the_environment_are_checked(project: Project) -> None:
+    project.environment["PYTEST_ADDOPTS"] = "-q --energy-save=x"
+    assert project.error(*SAME, "--", "pytest").startswith("PYTEST_ADDOPTS: --energy-save is not allowed")
+
+
+def test_a_directory_outside_git_is_refused(project: Project, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    project.path = outside
+    assert project.error(*SAME, "--", "pytest") == (
+        f"{outside} is not in a git checkout; compare two commands or option sets: --a='…' --b='…'"
+    )
+
+
+@pytest.mark.parametrize("args", [[], ["--base=main"], ["--head=HEAD"], ["--base=main", "--head=."]])
+def test_the_same_commit_is_compared_only_if_both_are_named(
+    project: Project, sessions: FakeSessions, args: list[str]
+) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
+    project.commit()
+    result = project.ab(*args, *ONCE, "--", "pytest")
+    assert (result.status, bool(sessions.ran)) == ((0, True) if len(args) == 2 else (2, False))
+    if result.status == 2:
+        message = f"are the same commit {project.git('rev-parse', 'HEAD')[:10]}, so nothing can differ; name "
+        assert message in result.lines[-1]
+
+
+def test_uncommitted_changes_are_measured(project: Project, sessions: FakeSessions) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
+    project.commit()
+    project.write("tests.json", json.dumps({A: 11.0}))
+    result = project.ab("--base=HEAD", "--head=.", "--pairs=4", *ROUNDS, "--", "pytest")
+    assert result.status == 1
+    assert result.lines[0].endswith(" (working tree)")
+    assert project.paired().compared.comparisons[0].ratio == pytest.approx(1.1, rel=0.001)
+    assert [side.root == project.path for side in sessions.sides[:2]] == [False, True]
+
+
+@pytest.mark.parametrize("sides", [["--a=-q", "--b=-v"], ["--base=HEAD", "--head=."]])
+@pytest.mark.parametrize(("name", "refused"), [("more.py", True), ("left.json", True), ("some.log", False)])
+def test_a_working_tree_that_changes_meanwhile_is_refused(
+    project: Project, sessions: FakeSessions, sides: list[str], name: str, refused: bool
+) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
+    project.commit()
+
+    def leave(_: SessionFiles) -> float:
+        project.write(name, "x")
+        return 1.0
+
+    sessions.factor = leave
+    result = project.ab(*sides, "--pairs=4", *ROUNDS, "--", "pytest")
+    assert result.status == (2 if refused else 0), result.err
+    changed = "llenergy ab: the working tree has changed since the comparison began; "
+    assert result.lines[-1].startswith(changed) == refused
+
+
+def test_a_subdirectory_is_entered_in_each_checkout(project: Project, sessions: FakeSessions) -> None:
+    project.write("below/tests.json", json.dumps({A: 10.0}))
+    project.commit()
+    project.path = project.path / "below"
+    assert project.ab(*SAME, *ONCE, "--", "pytest", ".").status == 0
+    paired = read_paired_report(project.path.parent / ".llenergy" / "ab.json")
+    assert paired.compared.comparisons[0].verdict == "unchanged"
+
+
+def test_each_side_has_its_own_environment_made_once(
+    project: Project, sessions: FakeSessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "VENV_COMMAND", (*sides.VENV_COMMAND, "--without-pip"))
+    project.write("tests.json", json.dumps({A: 10.0}))
+    project.commit()
+    setup = "--setup=echo $VIRTUAL_ENV >> ../made; pwd >> ../made"
+    sessions.happens[2] = lambda _: -9
+    project.ab(*SAME, *ONCE, setup, "--", "pytest")
+    sessions.happens.clear()
+    (made,) = (Path(project.environment["LLENERGY_CACHE_DIR"]) / "ab").glob("*/made")
+    root = made.parent
+    lines = made.read_text().splitlines()
+    assert lines == [f"{root}/base-venv", f"{root}/base", f"{root}/head-venv", f"{root}/head"]
+    again = project.ab(*SAME, *ONCE, setup, "--keep", "--", "pytest")
+    assert (again.status, made.read_text().splitlines()) == (0, lines)
+
+
+def test_a_failing_setup_shows_its_output(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "VENV_COMMAND", (*sides.VENV_COMMAND, "--without-pip"))
+    result = project.ab(*SAME, "--setup", "echo no luck; exit 3", "--", "pytest")
+    assert result.lines[-2] == "  | no luck"
+    (log,) = (project.path / ".llenergy").rglob("setup-base.log")
+    assert result.lines[-1] == (
+        "llenergy ab: base: --setup 'echo no luck; exit 3' failed with exit code 3: 'no luck'; "
+        f"the whole log: {log}"
+    )
+
+
+@pytest.mark.parametrize("own", ["src/thing/__init__.py", "packages/b/src/thing.py", "thing.py"])
+@pytest.mark.parametrize("place", ["site-packages", "clone/src"])
+def test_own_code_imported_from_elsewhere_is_refused(
+    project: Project, tmp_path: Path, own: str, place: str
+) -> None:
+    """A copy that is installed, or an editable installation of another clone."""
+    project.write(own, "")
+    project.write("packages/b/setup.py", "")
+    project.commit()
+    module = tmp_path / place / own[own.index("thing") :]
+    imports = tmp_path / "imports"
+    imports.mkdir()
+    listed = {"prefix": sys.prefix, "modules": {"json": ["/usr/json.py"], "thing": [str(module)]}}
+    (imports / "1.json").write_text(json.dumps(listed))
+    with pytest.raises(PlanError) as caught:
+        check_imports(project.path, None, [imports], [project.path, tmp_path], "base")
+    shown = own.removesuffix("/__init__.py")
+    assert str(caught.value) == f"base imported thing from {module} instead of its own {shown}, {SAME_CODE}"
+    # Its own environment may have a copy.
+    check_imports(project.path, tmp_path, [imports], [project.path, tmp_path], "base")
+
+
+def records(*tests: tuple[str, Mapping[str, Primitive]]) -> dict[str, Record]:
+    return {
+        name: Record(id=name, attempt=1, status="measured", params=dict(params)) for name, params in tests
+    }
+
+
+def test_the_same_id_is_paired_first() -> None:
+    a = records(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
+    b = records(("t.py::test[x-1]", {"backend": "x", "n": 1}))
+    names = pair_by_parameters(a, b)
+    assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
+    assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
+    assert names.unpaired == ("t.py::test[y-1]",)
+
+
+def test_tests_are_paired_by_the_parameters_that_options_did_not_change() -> None:
+    a = records(*[(f"t.py::test[x-f32-{n}]", {"backend": "x", "dtype": "f32", "n": n}) for n in (1, 8)])
+    b = records(*[(f"t.py::test[y-bf16-{n}]", {"backend": "y", "dtype": "bf16", "n": n}) for n in (1, 8)])
+    a |= records(("t.py::other[f32]", {"dtype": "f32"}), ("t.py::gone[f32]", {"dtype": "f32"}))
+    b |= records(("t.py::other[bf16]", {"dtype": "bf16"}))
+    names = pair_by_parameters(a, b)
+    assert set(names.base.values()) == {"t.py::test[1]", "t.py::test[8]", "t.py::other", "t.py::gone[f32]"}
+    assert names.head["t.py::test[y-bf16-8]"] == names.base["t.py::test[x-f32-8]"] == "t.py::test[8]"
+    assert names.head["t.py::other[bf16]"] == "t.py::other"
+    assert names.unpaired == ("t.py::gone[f32]",)
+    assert unpaired_note(names.unpaired).endswith("no single other test matches: t.py::gone[f32]")
+
+
+def test_ambiguous_tests_are_not_paired() -> None:
+    a = records(("t.py::test[x]", {"dtype": "x"}))
+    b = records(("t.py::test[y]", {"dtype": "y"}), ("t.py::test[z]", {"dtype": "z"}))
+    assert len(pair_by_parameters(a, b).unpaired) == 3
+
+
+def test_two_option_sets_are_compared_parameter_by_parameter(
+    project: Project, sessions: FakeSessions
+) -> None:
+    """The options name the file that the session measures."""
+    for dtype, factor in (("f32", 10.0), ("bf16", 9.0)):
+        tests = {
+            f"t.py::test[{dtype}-{n}]": {"joules": factor * n, "params": {"dtype": dtype, "n": n}}
+            for n in (1, 8)
+        }
+        project.write(f"{dtype}/tests.json", json.dumps(tests))
+    sessions.directory = lambda side: side.directory / side.args[-1]
+    result = project.ab("--a=f32", "--b=bf16", *ONCE, "--", "pytest")
+    assert result.status == 0, result.err
+    found = {each.id: each for each in project.paired().compared.comparisons}
+    assert list(found) == ["t.py::test[1]", "t.py::test[8]"]
+    for each in found.values():
+        assert (each.verdict, each.n_base) == ("improved", 4)
+        # No ratio across unlike precision in silence.
+        assert "different workload: params.dtype: 'f32' -> 'bf16'" in each.notes
+    compared = project.paired().compared
+    assert [compared.base.origin, compared.head.origin] == ["f32", "bf16"]
+    assert (result.lines[0], compared.base.commit) == ("a: pytest f32; b: pytest bf16", None)
+
+
+def test_two_commands_may_be_pytest_of_two_interpreters(project: Project, sessions: FakeSessions) -> None:
+    project.write("tests.json", json.dumps({A: 10.0}))
+    python = "/opt/python/bin/python"
+    done = project.ab(f"--a={python} -m pytest -q", "--b=python -X dev -m pytest -q", *ONCE)
+    assert done.status == 0, done.err
+    assert [side.python for side in sessions.sides[:2]] == [(python,), (sys.executable, "-X", "dev")]
