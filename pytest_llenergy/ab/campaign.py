@@ -27,7 +27,7 @@ from pytest_llenergy.ab.measured_command import WORK, describe_startup, energy_p
 from pytest_llenergy.ab.schedule import Turn
 from pytest_llenergy.ab.session import Earlier, Watch, find_error_line, read_tail, run_session
 from pytest_llenergy.ab.sides import Prepared
-from pytest_llenergy.ab.state import SIDES, State, record_end
+from pytest_llenergy.ab.state import SIDES, State, explain_unfinished
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.disturbance import load_of_others
@@ -38,6 +38,7 @@ from pytest_llenergy.compare.stages import Stages, decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import OTHER_WORKLOAD, ComparedReports, Comparison
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.metrics import values_of_rounds
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
@@ -150,7 +151,7 @@ class Campaign:
     def _run_turn(self, turn: Turn) -> bool:
         """Load or measure a session. Returns whether it was measured."""
         found = self._state.load_finished(turn)
-        reports, duration_s = (found[0], found[1].duration_s) if found is not None else self._measure(turn)
+        reports, duration_s = found or self._measure(turn)
         gathered = self._gathered[turn.side]
         gathered.add(turn.number, reports)
         self._failed[turn.side].update(self._state.list_failed_tests(turn))
@@ -190,15 +191,20 @@ class Campaign:
             watch if show is None else lambda printed: show(printed.read()),
         )
         duration_s = time.monotonic() - began_s
-        record_end(files, code, duration_s)
         # The head's tests are then new, or those of the base removed. Without any, nothing is compared.
         may_lack = turn.number == 1 or (turn.number == 2 and self._gathered["base"].reports)
         paths = [side.directory / word.partition("::")[0] for word in side.args if word]
         if may_lack and not plan.by_options and state.lacks_tests(turn, code, paths):
             return [], duration_s
-        how = state.explain_unfinished(turn, code)
+        how = (
+            explain_unfinished(files, code)
+            if side.measured is None or code <= 0
+            else f"ended with exit code {code}"
+        )
         reports = state.load_reports(turn) if how is None else []
         if reports:
+            # The session is finished once this file is there.
+            replace_file(files.end, str(duration_s).encode())
             return reports, duration_s
         for line in read_tail(files.log):
             say(f"  | {line}")

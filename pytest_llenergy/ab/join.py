@@ -13,8 +13,8 @@ from pytest_llenergy.compare.pairing import match_renamed, select_last_attempts
 from pytest_llenergy.record.base import Primitive, Status
 from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, relative_uncertainty
-from pytest_llenergy.record.record import Flag, Record, Round, Times, flag_kind
+from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop
+from pytest_llenergy.record.record import Flag, Record, Round, flag_kind
 from pytest_llenergy.record.report import Report, Session, SideName
 
 
@@ -65,7 +65,16 @@ class SideSessions:
                 if name not in found or not found[name].record.counts:
                     found[name] = part
             self.reports.append(report)
-            self.sessions.append(_session(self.side, report))
+            run = report.run
+            self.sessions.append(
+                Session(
+                    side=self.side,
+                    run_id=run.id,
+                    started_at=run.started_at,
+                    finished_at=run.finished_at,
+                    exit_status=run.exit_status,
+                )
+            )
         for name, part in found.items():
             self._parts.setdefault(name, []).append(part)
         return len(found)
@@ -81,12 +90,6 @@ class SideSessions:
         return {
             name for name, parts in self._parts.items() if not parts[-1].usable or not parts[-1].record.rounds
         }
-
-    @property
-    def devices(self) -> list[str]:
-        """The GPUs of the first session."""
-        first = [parts[0].record.devices for parts in self._parts.values() if parts[0].number <= 2]
-        return sorted({device for devices in first for device in devices if device != "cpu"})
 
     def report(self, anchors: Mapping[str, SessionRecord]) -> Report | None:
         """Join all sessions into one report.
@@ -115,17 +118,6 @@ class SideSessions:
             _join_record(parts, anchors.get(name, parts[0]), share) for name, parts in self._parts.items()
         ]
         return msgspec.structs.replace(first, run=run, records=records, baseline=None)
-
-
-def _session(side: SideName, report: Report) -> Session:
-    run = report.run
-    return Session(
-        side=side,
-        run_id=run.id,
-        started_at=run.started_at,
-        finished_at=run.finished_at,
-        exit_status=run.exit_status,
-    )
 
 
 def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: float) -> Record:
@@ -162,13 +154,6 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         metrics |= {"flops": flops, "energy_per_flop_j": energy_per_flop(energy, flops)}
     added, custom = join_custom([part.record for part in parts])
     metrics |= added
-    procedure = first.procedure
-    if procedure is not None:
-        measuring_s = sum(
-            part.record.procedure.measuring_s for part in parts if part.record.procedure is not None
-        )
-        reached = relative_uncertainty(rounds, coverage)
-        procedure = msgspec.structs.replace(procedure, measuring_s=measuring_s, reached=reached)
     status = "measured" if energy.value is not None else "invalid"
     why = None if energy.value is not None else energy.reason
     over = [part for part in parts if part.over_budget]
@@ -180,8 +165,8 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         attempt=1,
         status=status,
         reason=why,
-        procedure=procedure,
-        times=_sum_times(parts),
+        # Those of one session would be taken for all.
+        times=None,
         rounds=rounds,
         metrics=metrics,
         custom=custom,
@@ -189,13 +174,6 @@ def _join_record(parts: Sequence[SessionRecord], anchor: SessionRecord, share: f
         failed_gate=broken,
         flags=_join_flags(parts),
     )
-
-
-def _sum_times(parts: Sequence[SessionRecord]) -> Times | None:
-    """Return where the time of all sessions went."""
-    found = [part.record.times for part in parts if part.record.times is not None]
-    sums = {name: sum(getattr(each, name) for each in found) for name in Times.__struct_fields__}
-    return Times(**sums) if found else None
 
 
 def _mark_rounds(part: SessionRecord, anchor: SessionRecord) -> list[Round]:

@@ -76,50 +76,25 @@ class Side:
     venv: Path | None = None
 
 
-@dataclass(frozen=True)
 class SessionFiles:
-    """The files of one attempt at a session: one directory, one stem."""
+    """The files of one attempt at a session: one directory, one stem.
 
-    directory: Path
-    stem: str
+    Attributes:
+        report: The report; while the session runs, its journal is next to it.
+        log: The output.
+        done: Node ids of tests to skip because they are finished.
+        devices: The devices of each test in earlier sessions.
+        modules: A directory with lists of the imported modules.
+        summary: What the session plugin writes at the end of pytest.
+        end: How the session ended, written afterwards.
+    """
 
-    def _at(self, suffix: str) -> Path:
-        return self.directory / f"{self.stem}.{suffix}"
-
-    @property
-    def report(self) -> Path:
-        """The report; while the session runs, its journal is next to it."""
-        return self._at("json")
-
-    @property
-    def log(self) -> Path:
-        """The output."""
-        return self._at("log")
-
-    @property
-    def done(self) -> Path:
-        """Node ids of tests to skip because they are finished."""
-        return self._at("done")
-
-    @property
-    def devices(self) -> Path:
-        """The devices of each test in earlier sessions."""
-        return self._at("devices")
-
-    @property
-    def modules(self) -> Path:
-        """A directory with lists of the imported modules."""
-        return self._at("modules")
-
-    @property
-    def summary(self) -> Path:
-        """The summary that the session plugin writes at the end of pytest."""
-        return self._at("summary")
-
-    @property
-    def end(self) -> Path:
-        """How the session ended, written afterwards."""
-        return self._at("end")
+    def __init__(self, directory: Path, stem: str) -> None:
+        self.directory = directory
+        self.stem = stem
+        names = ("json", "log", "done", "devices", "modules", "summary", "end")
+        paths = [directory / f"{stem}.{name}" for name in names]
+        self.report, self.log, self.done, self.devices, self.modules, self.summary, self.end = paths
 
 
 @dataclass(frozen=True)
@@ -143,12 +118,7 @@ def run_session(
     If this process is interrupted, the session is interrupted too, and has ended before the exception
     propagates.
 
-    Args:
-        side: The side to run.
-        files: The files of the session.
-        rounds: Rounds of each test.
-        earlier: What it knows of earlier sessions.
-        poll: Called with the log, open for reading, while the session runs and once at its end.
+    ``poll`` gets the log, open for reading, while the session runs and once at its end.
 
     Raises:
         PlanError: It cannot start, because its checkout was removed, or a measured command left no value.

@@ -30,7 +30,7 @@ from pytest_llenergy.ab.repository import (
 )
 from pytest_llenergy.ab.schedule import Schedule, plan_schedule
 from pytest_llenergy.ab.session import Side, find_error_line, read_tail
-from pytest_llenergy.ab.state import State, list_unfinished, remove_checkouts
+from pytest_llenergy.ab.state import State, remove_checkouts
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, parse_pairs
@@ -157,10 +157,6 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         say(f"resuming a stopped comparison: {prepared.state.finished_sessions} sessions are finished")
     else:
         say(schedule.describe())
-    others = [place for place in list_unfinished(prepared.root) if place != prepared.state.directory]
-    if others:
-        what, which = ("comparison", "it") if len(others) == 1 else ("comparisons", "them")
-        say(f"{len(others)} other unfinished {what} in {others[0].parent} (--clean discards {which})")
     return prepared
 
 
@@ -178,7 +174,6 @@ class _Commands:
         if self.pytest is None:
             return Side(args=self.sides[number], measured=self.measured, **facts)  # type: ignore[arg-type]
         command = self.pytest[number]
-        # In two commits, the environment of each side has its own interpreter.
         own = command.program if "/" in command.program else sys.executable
         return Side(args=command.args, python=(own, *command.interpreter), **facts)  # type: ignore[arg-type]
 
@@ -192,22 +187,23 @@ class _Commands:
 
 def _parse_commands(request: Request) -> _Commands:
     words, (a, b) = tuple(request.command), request.ab
-    check_options(split(os.environ.get("PYTEST_ADDOPTS", ""), "PYTEST_ADDOPTS"), "PYTEST_ADDOPTS: ")
     if not words and (a is None or b is None):
         raise PlanError(f"no command; write it after --, {EXAMPLE}")
     options = tuple(split(text or "", f"--{letter}") for letter, text in zip("ab", (a, b), strict=True))
     sides = (*words, *options[0]), (*words, *options[1])
     if not all(sides):
         raise PlanError("--a and --b are empty; write the command after --")
-    both = parse_pytest(sides[0], "--a: " * bool(a)), parse_pytest(sides[1], "--b: " * bool(b))
-    asked = [*request.values, *request.per, *request.better, *request.meters]
-    if both[0] is not None and both[1] is not None:
-        if asked:
+    base, head = parse_pytest(sides[0], "--a: " * bool(a)), parse_pytest(sides[1], "--b: " * bool(b))
+    if base is not None and head is not None:
+        if any((request.values, request.per, request.better, request.meters)):
             raise PlanError(
                 "--value, --per, --better, --meter, --gpus and --require are for commands other than pytest"
             )
-        origins = (shlex.join(each) or "no options" for each in (options if words else sides))
-        return _Commands(sides, (both[0], both[1]), origins=(next(origins), next(origins)))
+        check_options(split(os.environ.get("PYTEST_ADDOPTS", ""), "PYTEST_ADDOPTS"), "PYTEST_ADDOPTS: ")
+        shown = [shlex.join(each) or "no options" for each in options]
+        if not words:
+            shown = [f"a ({base.program or 'pytest'})", f"b ({head.program or 'pytest'})"]
+        return _Commands(sides, (base, head), origins=(shown[0], shown[1]))
     if request.rounds > 1:
         raise PlanError("--rounds-per-session needs pytest; a session of another command is one round")
     name = Path(words[0]).name if words else "command"
@@ -232,17 +228,7 @@ def _compared_with_itself(request: Request) -> Request:
                 "--aa with --head . measures in this environment; remove --setup, or name a commit"
             )
         return replace(request, head=None)
-    if request.head is None and not _is_repository(Path.cwd()):
-        return request
     return replace(request, base=request.head or "HEAD", head=request.head or "HEAD")
-
-
-def _is_repository(directory: Path) -> bool:
-    try:
-        find_repository(directory)
-    except NoRepositoryError:
-        return False
-    return True
 
 
 def _prepare_commits(
@@ -253,7 +239,7 @@ def _prepare_commits(
     say: Callable[[str], None],
 ) -> Prepared:
     repository = find_repository(directory)
-    _check_paths(request.command, repository.root)
+    _check_paths(commands.sides[0] if commands.pytest is None else commands.pytest[0].args, repository.root)
     use_tree = request.head == WORKING_TREE
     head = repository.resolve_commit("HEAD" if use_tree or request.head is None else request.head)
     base, named = (
@@ -307,6 +293,9 @@ def _prepare_commits(
             environment=session_environment(),
             source=Source(commit=commit, dirty=in_place and dirty),
         )
+        if side.python:
+            # Of the environment of llenergy, or the one that --setup makes, whatever the command names.
+            side = replace(side, python=(sys.executable, *side.python[1:]))
         if request.setup is not None:
             side = _set_up(side, request.setup, f"{commit}{tree if in_place else ''}", state, say)
         sides[name] = side

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,8 +32,6 @@ from pytest_llenergy.report.store import find_journals, read_report
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-Stored = TypeVar("Stored", bound=StoredStruct)
-
 DIRECTORY = "ab"
 
 #: Files of a comparison: its lock and the process that holds it; the mark of one that is never resumed.
@@ -47,13 +45,6 @@ FINISHED_EXIT_CODES = (0, 1)
 NO_SUCH_PATH, NOTHING_COLLECTED = 4, 5
 
 MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
-
-
-class SessionEnd(StoredStruct, frozen=True):
-    """How a session ended."""
-
-    exit_status: int
-    duration_s: float
 
 
 class SessionSummary(StoredStruct, frozen=True):
@@ -72,13 +63,9 @@ class State:
     """The locked directory of one comparison. Its worktrees and environments are in ``checkouts``."""
 
     def __init__(self, root: Path, inputs: object, *, fresh: bool = False) -> None:
-        """Lock the directory.
+        """Lock the directory; with ``fresh``, discard what was measured.
 
-        Args:
-            root: The project.
-            inputs: Everything that identifies the comparison, JSON values. Only its hash is stored, as a
-                command may name credentials.
-            fresh: Whether to discard what an earlier attempt measured.
+        ``inputs`` identifies the comparison. Only its hash is stored, as a command may name credentials.
 
         Raises:
             PlanError: If another process runs the same comparison.
@@ -103,45 +90,30 @@ class State:
         other._part = f"-{number:03d}"
         return other
 
-    def load_finished(self, turn: Turn) -> tuple[list[Report], SessionEnd] | None:
-        """Return the reports of all attempts at a finished session, or ``None`` if it must run."""
+    def load_finished(self, turn: Turn) -> tuple[list[Report], float] | None:
+        """Return the reports of all attempts at a finished session and its time (seconds), or ``None``."""
         attempts = self._attempts(turn)
-        end = _read(attempts[-1].end, SessionEnd) if attempts else None
-        if end is None or self.explain_unfinished(turn, end.exit_status) is not None:
+        if not attempts or not attempts[-1].end.exists():
             return None
-        reports = self.load_reports(turn)
-        return (reports, end) if reports else None
-
-    def explain_unfinished(self, turn: Turn, exit_status: int) -> str | None:
-        """Return why the last attempt did not finish its session, or ``None`` if it did.
-
-        A later attempt that has no tests left exits with "no tests collected", which is fine.
-        """
-        attempts = self._attempts(turn)
-        if exit_status == NOTHING_COLLECTED and len(attempts) > 1:
-            return None
-        return _explain_unfinished(attempts[-1], exit_status)
+        return self.load_reports(turn), float(attempts[-1].end.read_text())
 
     def lacks_tests(self, turn: Turn, exit_status: int, paths: list[Path]) -> bool:
         """Return whether the last attempt ran as it should, but there is no energy test.
 
-        Args:
-            turn: The session.
-            exit_status: Exit code of pytest.
-            paths: What may be paths among the arguments of pytest.
+        ``paths`` are what may be paths among the arguments of pytest.
         """
         files = self._attempts(turn)[-1]
         if exit_status == NO_SUCH_PATH:
             # Pytest names one missing path, but others may exist.
             found = MISSING_PATH.findall(files.log.read_text(errors="replace"))
             return bool(found) and not any(path.exists() for path in paths)
-        summary = _read(files.summary, SessionSummary)
+        summary = _read_summary(files)
         ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
         return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
     def list_failed_tests(self, turn: Turn) -> set[str]:
         """Return the node ids of the tests that failed in a session, with or without a measurement."""
-        summaries = [_read(files.summary, SessionSummary) for files in self._attempts(turn)]
+        summaries = [_read_summary(files) for files in self._attempts(turn)]
         return {name for each in summaries if each is not None for name in each.failed}
 
     def load_reports(self, turn: Turn) -> list[Report]:
@@ -164,11 +136,7 @@ class State:
     @property
     def finished_sessions(self) -> int:
         """The number of finished sessions."""
-        ends = {SessionFiles(path.parent, path.stem): path for path in self.directory.glob("sessions*/*.end")}
-        found = [(files, _read(path, SessionEnd)) for files, path in ends.items()]
-        return sum(
-            end is not None and _explain_unfinished(files, end.exit_status) is None for files, end in found
-        )
+        return len(list(self.directory.glob("sessions*/*.end")))
 
     def finish(self, *, keep: bool) -> None:
         """Delete the files of the comparison or, with ``keep``, mark it so that it is never resumed."""
@@ -195,13 +163,6 @@ class State:
         return directory
 
 
-def record_end(files: SessionFiles, exit_status: int, duration_s: float) -> SessionEnd:
-    """Write and return how an attempt ended: the exit code, negative for a signal, and its time (seconds)."""
-    end = SessionEnd(exit_status=exit_status, duration_s=duration_s)
-    replace_file(files.end, msgspec.json.encode(end))
-    return end
-
-
 def make_directory(directory: Path) -> None:
     """Create a directory, and check that files can be written there.
 
@@ -217,12 +178,6 @@ def make_directory(directory: Path) -> None:
             f"{directory}: cannot write there ({error.strerror}); make it, and all above it, a directory "
             "that can be written"
         ) from None
-
-
-def list_unfinished(root: Path) -> list[Path]:
-    """Return the directories of unfinished comparisons of a project."""
-    places = {path.parents[1] for path in (root / ".llenergy" / DIRECTORY).glob("*/sessions*/*.end")}
-    return sorted(place for place in places if not (place / FINISHED).exists())
 
 
 def remove_checkouts(directory: Path, repository: Repository | None) -> None:
@@ -301,21 +256,24 @@ def _prefix(root: Path) -> str:
     return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
-def _read(path: Path, kind: type[Stored]) -> Stored | None:
+def _read_summary(files: SessionFiles) -> SessionSummary | None:
     try:
-        return msgspec.json.decode(read_limited(path), type=kind)
+        return msgspec.json.decode(read_limited(files.summary), type=SessionSummary)
     except (OSError, *MALFORMED):
         return None
 
 
-def _explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
+def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
     """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
     if exit_status < 0:
         return f"was killed by signal {-exit_status}"
     how = f"ended with exit code {exit_status}"
+    if exit_status == NOTHING_COLLECTED and not files.stem.endswith(".1"):
+        # Earlier attempts have measured all.
+        return None
     if exit_status not in FINISHED_EXIT_CODES:
         return how
-    summary = _read(files.summary, SessionSummary)
+    summary = _read_summary(files)
     if summary is None:
         return f"{how} before all had run"
     if summary.stopped:
