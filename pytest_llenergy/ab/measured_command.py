@@ -26,8 +26,8 @@ from pytest_llenergy.record.base import MALFORMED, Direction
 from pytest_llenergy.record.custom_metrics import explain_bad_name, make_metric
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.files import read_limited
-from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics
-from pytest_llenergy.record.record import CustomMetric, MeterInfo, Metric, Record, Round, WindowRecord
+from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics, scale_metric
+from pytest_llenergy.record.record import CustomMetric, MeterInfo, Record, Round, WindowRecord
 from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, SideName, Source, Tool
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -131,14 +131,8 @@ class MeasuredCommand:
                 continue
             if value <= 0:
                 raise PlanError(f"--per {name}: {name} is {value:g}; energy cannot be divided by it")
-            energy = metrics["energy_j"]
-            if energy.value is None:
-                metrics[energy_per(name)] = Metric(value=None, unit=f"J/{name}", reason=energy.reason)
-                custom[energy_per(name)] = CustomMetric(better="less")
-            else:
-                metrics[energy_per(name)], custom[energy_per(name)] = make_metric(
-                    energy_per(name), energy.value / value, unit=f"J/{name}"[:24], better="less"
-                )
+            metrics[energy_per(name)] = scale_metric(metrics["energy_j"], 1 / value, f"J/{name}"[:24], None)
+            custom[energy_per(name)] = CustomMetric(better="less")
         gpus = [name.partition(":")[2] for name in window.by_domain if name.startswith("gpu:")]
         record = Record(
             id=self.name,
