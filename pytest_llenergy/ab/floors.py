@@ -8,7 +8,7 @@ name is the fingerprint of its facts, so that another machine of the same kind u
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -42,13 +42,16 @@ class LearnedFloor(StoredStruct, frozen=True):
     """The floor of a metric on a kind of device.
 
     Attributes:
-        floor: Relative change; a file is read only if it is at most ``MAX_FLOOR``.
+        key: The fingerprint of the devices and meters.
+        floor: Relative change.
         comparisons: Comparisons of unchanged code; ``estimates`` counts those of single tests.
         date: Day of the last one (UTC).
         devices: The devices, for readers.
     """
 
-    floor: Annotated[float, msgspec.Meta(ge=0, le=MAX_FLOOR)]
+    key: str
+    metric: str
+    floor: Annotated[float, msgspec.Meta(ge=0)]
     comparisons: Count
     estimates: Count
     date: str
@@ -82,13 +85,13 @@ def device_key(record: Record, environment: Environment | None) -> str:
     return fingerprint(device_facts(record, environment))
 
 
-def save_floors(root: Path, key: str, floors: Mapping[str, LearnedFloor]) -> Path:
-    """Write the floors of a kind of device, by metric. Those of other metrics are kept. Returns the file."""
-    path = floors_directory(root) / f"{key}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    merged = {**_read(path), **floors}
-    replace_file(path, msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
-    return path
+def save_floors(root: Path, floors: Sequence[LearnedFloor]) -> None:
+    """Write floors to the file of their kind of device. Those of other metrics are kept."""
+    for key in {each.key for each in floors}:
+        path = floors_directory(root) / f"{key}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        merged = {each.metric: each for each in [*_read(path), *floors] if each.key == key}
+        replace_file(path, msgspec.json.format(msgspec.json.encode([*merged.values()])) + b"\n")
 
 
 def apply_floors(
@@ -106,19 +109,17 @@ def apply_floors(
         PlanError: If a file holds no floors.
     """
     keys = {device_key(record, report.environment) for record in report.records if record.rounds}
-    files = [floors_directory(root) / f"{key}.json" for key in sorted(keys)]
-    learned = [(metric, each, path) for path in files for metric, each in _read(path).items()]
+    learned = [each for key in sorted(keys) for each in _read(floors_directory(root) / f"{key}.json")]
     applied, lines = [], dict[str, None]()
     for criterion in criteria:
         names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
-        found = [(each.floor, each, path) for metric, each, path in learned if metric in names]
-        size, each, path = max(found, key=lambda kept: kept[0], default=(0.0, None, root))
-        if each is not None and size > criterion.rule.floor:
-            criterion = replace(criterion, rule=rule_with_floor(size, criterion.rule))
-            count = f"{each.comparisons} A/A comparison{'' if each.comparisons == 1 else 's'}"
+        fitting = [each for each in learned if each.metric in names]
+        found = max(fitting, key=lambda each: each.floor, default=None)
+        if found is not None and found.floor > criterion.rule.floor:
+            criterion = replace(criterion, rule=rule_with_floor(found.floor, criterion.rule))
             lines[
-                f"floor {size:.1%} (from {count} of {each.date}), in {path.relative_to(root).as_posix()}; "
-                "changes up to it do not count (--floor=1% overrides it)"
+                f"floor {found.floor:.1%} (from {found.comparisons} A/A comparisons of {found.date}), in "
+                f".llenergy/floors/{found.key}.json; changes up to it do not count (--floor=1% overrides it)"
             ] = None
         applied.append(criterion)
     return applied, list(lines)
@@ -129,12 +130,15 @@ def floors_directory(root: Path) -> Path:
     return root / ".llenergy" / "floors"
 
 
-def _read(path: Path) -> dict[str, LearnedFloor]:
+def _read(path: Path) -> list[LearnedFloor]:
     try:
-        return msgspec.json.decode(read_limited(path), type=dict[str, LearnedFloor])
+        found = msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
+        if any(each.floor > MAX_FLOOR for each in found):
+            raise msgspec.DecodeError(f"a floor above {MAX_FLOOR:.0%}")
     except FileNotFoundError:
-        return {}
+        return []
     except (OSError, *MALFORMED) as error:
         raise PlanError(
             f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None
+    return found

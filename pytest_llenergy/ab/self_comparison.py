@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median, pstdev
 
 import msgspec
@@ -71,13 +72,6 @@ class RepeatedTest(StoredStruct, frozen=True):
     detectable: float | None
 
 
-class DeviceFloors(StoredStruct, frozen=True):
-    """The floors of a kind of device by metric. ``key`` is the fingerprint of its facts."""
-
-    key: str
-    floors: dict[str, LearnedFloor]
-
-
 class SelfComparison(StoredStruct, frozen=True):
     """The result of ``llenergy ab --aa``.
 
@@ -100,7 +94,7 @@ class SelfComparison(StoredStruct, frozen=True):
     alarms: AlarmRate
     test_alarms: AlarmRate
     tests: list[RepeatedTest]
-    floors: list[DeviceFloors]
+    floors: list[LearnedFloor]
     notes: list[str]
     kept: bool = False
 
@@ -153,29 +147,24 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         tests=[_summarize_test(found) for found in by_test.values()],
         floors=floors,
         notes=[
-            f"the machine is too noisy for a floor of {metric}: {each.floor:.1%} is above {MAX_FLOOR:.0%}, "
-            "not kept"
-            for device in floors
-            for metric, each in device.floors.items()
+            f"the machine is too noisy for a floor of {each.metric}: {each.floor:.1%} is above "
+            f"{MAX_FLOOR:.0%}, not kept"
+            for each in floors
             if each.floor > MAX_FLOOR
         ],
     )
 
 
-def keep_floors(prepared: Prepared, result: SelfComparison) -> SelfComparison:
+def keep_floors(root: Path, result: SelfComparison) -> SelfComparison:
     """Keep the floors for later comparisons of this project, unless they are too large.
 
     Too few comparisons are no basis for any.
     """
-    if result.comparisons < MIN_COMPARISONS:
+    usable = [each for each in result.floors if each.floor <= MAX_FLOOR]
+    if result.comparisons < MIN_COMPARISONS or not usable:
         return result
-    kept = False
-    for each in result.floors:
-        usable = {metric: found for metric, found in each.floors.items() if found.floor <= MAX_FLOOR}
-        if usable:
-            save_floors(prepared.root, each.key, usable)
-            kept = True
-    return msgspec.structs.replace(result, kept=kept)
+    save_floors(root, usable)
+    return msgspec.structs.replace(result, kept=True)
 
 
 def render_self_comparison(result: SelfComparison) -> str:
@@ -202,10 +191,9 @@ def render_self_comparison(result: SelfComparison) -> str:
     lines.append("noise: scatter within a side; spread: scatter of the ratios of whole comparisons;")
     lines.append("detectable: smallest change found 9 times in 10")
     lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
-    for device in result.floors:
-        for metric, each in device.floors.items():
-            counted = f"{each.estimates} estimate{'' if each.estimates == 1 else 's'}"
-            lines.append(f"floor of {metric}: {each.floor:.1%}, {counted} on {each.devices}")
+    for found in result.floors:
+        counted = f"{found.estimates} estimate{'' if found.estimates == 1 else 's'}"
+        lines.append(f"floor of {found.metric}: {found.floor:.1%}, {counted} on {found.devices}")
     lines += result.notes
     if not result.kept and not result.notes:
         lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")
@@ -242,33 +230,27 @@ def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
     )
 
 
-def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[DeviceFloors]:
-    found: dict[str, dict[str, list[float]]] = {}
-    devices: dict[str, str] = {}
+def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[LearnedFloor]:
+    changes: dict[tuple[str, str, str], list[float]] = {}
     for paired in reports:
         records = {record.id: record for record in paired.base.records}
         for each in paired.compared.comparisons:
             change = certain_change(each)
             if each.id in records and each.rule_applied and change is not None:
-                record = records[each.id]
-                key = device_key(record, paired.base.environment)
-                devices[key] = describe_devices(record, paired.base.environment)
-                found.setdefault(key, {}).setdefault(each.metric, []).append(change)
+                machine = records[each.id], paired.base.environment
+                kind = device_key(*machine), each.metric, describe_devices(*machine)
+                changes.setdefault(kind, []).append(change)
     return [
-        DeviceFloors(
+        LearnedFloor(
             key=key,
-            floors={
-                metric: LearnedFloor(
-                    floor=estimate_floor(changes),
-                    comparisons=len(reports),
-                    estimates=len(changes),
-                    date=date,
-                    devices=devices[key],
-                )
-                for metric, changes in metrics.items()
-            },
+            metric=metric,
+            floor=estimate_floor(found),
+            comparisons=len(reports),
+            estimates=len(found),
+            date=date,
+            devices=devices,
         )
-        for key, metrics in found.items()
+        for (key, metric, devices), found in changes.items()
     ]
 
 

@@ -284,7 +284,7 @@ def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
             _print_line(f"{len(reports)} of {args.aa} comparisons are finished:")
             _write_self_comparison(args, summarize(reports, code))
         raise
-    result = keep_floors(prepared, summarize(reports, code))
+    result = keep_floors(prepared.root, summarize(reports, code))
     _finish(prepared, keep=args.keep)
     _print_line(f"all rounds: {prepared.root / '.llenergy' / 'aa'}")
     _write_self_comparison(args, result)

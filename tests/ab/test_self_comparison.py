@@ -7,8 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +16,6 @@ from pytest_llenergy.ab import campaign
 from pytest_llenergy.ab.floors import apply_floors, certain_change, estimate_floor
 from pytest_llenergy.ab.self_comparison import keep_floors, render_self_comparison, summarize, wilson_limits
 from pytest_llenergy.ab.session import SessionFiles
-from pytest_llenergy.ab.sides import Prepared
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import Comparison
@@ -83,14 +81,14 @@ def test_spread_and_noise_are_those_that_were_driven(repeated: tuple[Project, Re
 
 def test_floor_is_the_largest_certain_change_of_few(repeated: tuple[Project, Result]) -> None:
     project, result = repeated
-    (device,) = result_of(repeated)["floors"]
-    floor = device["floors"]["energy_j"]
+    (floor,) = result_of(repeated)["floors"]
     # 6 % less the half width of the interval, which six rounds with 0.2 % noise have.
     assert floor["floor"] == pytest.approx(0.0575, abs=0.0021)
     assert (floor["comparisons"], floor["estimates"]) == (5, 5)
     assert result_of(repeated)["kept"]
-    kept = project.path / ".llenergy" / "floors" / f"{device['key']}.json"
-    assert json.loads(kept.read_text())["energy_j"] == floor
+    kept = project.path / ".llenergy" / "floors" / f"{floor['key']}.json"
+    assert json.loads(kept.read_text()) == [floor]
+    assert floor["metric"] == "energy_j"
     assert f"floor of energy_j: {floor['floor']:.1%}, 5 estimates on " in result.out
 
 
@@ -135,9 +133,7 @@ def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_pat
         noisy.append(msgspec.structs.replace(paired, compared=compared))
     result = summarize(noisy, "x")
     assert result.notes == ["the machine is too noisy for a floor of energy_j: 30.0% is above 25%, not kept"]
-    # Nothing else of what is prepared is used.
-    prepared = cast("Prepared", SimpleNamespace(root=tmp_path))
-    assert not keep_floors(prepared, result).kept
+    assert not keep_floors(tmp_path, result).kept
     assert not any(tmp_path.iterdir())
     assert "it needs 5 comparisons" not in render_self_comparison(result)
 
