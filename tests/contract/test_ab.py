@@ -135,3 +135,34 @@ def test_git_tells_its_own_reason(repository: Project) -> None:
     done = repository.llenergy("ab", "--base=HEAD~1", "--", "pytest")
     assert done.ret == 2
     assert "bad config line 1" in done.err
+
+
+@pytest.mark.slow
+def test_any_command_is_measured_in_turn_and_compared(repository: Project) -> None:
+    script = "sleep {seconds}\necho '{{\"tokens\": 100}}' > out.json\n"
+    for seconds in (0.3, 0.45):
+        repository.write("bench.sh", script.format(seconds=seconds))
+        git(repository, "add", "-A")
+        git(repository, "commit", "-q", "-m", "more")
+    tokens = ["--value=tokens=out.json:tokens", "--per=tokens", "--meter=nvml"]
+    done = repository.run(
+        *llenergy("ab", "--base=HEAD~1", "--pairs=6", *tokens, "--", "sh", "bench.sh"), timeout_s=400
+    )
+    assert done.ret == 1, done.text
+    paired = repository.report(".llenergy/ab.json")
+    jsonschema.validate(paired, schema("ab-1"))
+    (found,) = paired["compared"]["comparisons"]
+    assert (found["id"], found["metric"], found["verdict"]) == ("sh", "J_per_tokens", "regressed")
+    assert found["ratio"] == pytest.approx(1.5, rel=0.15)
+    # 200 W for a third of a second or more, by 100 tokens.
+    assert found["base"] == pytest.approx(0.6, rel=0.3)
+    assert repository.survivors() == {}
+
+
+def test_a_value_that_a_command_does_not_write_is_2_and_one_line(repository: Project) -> None:
+    repository.write("out.json", '{"tokens": 100}')
+    done = repository.llenergy("ab", "--a=true", "--b=:", "--value=tokens=out.json:tokens", "--meter=nvml")
+    assert done.ret == 2
+    last = done.err.splitlines()[-1]
+    assert "out.json is of an earlier run" in last
+    assert "Traceback" not in done.err
