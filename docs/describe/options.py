@@ -35,7 +35,7 @@ SEE = {
     ("save", "compare", "fail_on", "inconclusive"): "[comparing](comparing.md)",
     ("floor",): "[verdicts](gating.md)",
     ("columns",): "[summary](output.md#the-summary)",
-    ("server",): "[serving](serving.md)",
+    ("server", "server_key_env"): "[serving](serving.md)",
     ("report",): "[report](report.md)",
 }
 
@@ -52,7 +52,7 @@ WHO = {
         *("merge", "export", "history", "comment"),
     ),
     OPERATOR: (
-        *("python", "gpus", "worker_gpus", "cluster", "meter", "start_method", "server"),
+        *("python", "gpus", "worker_gpus", "cluster", "meter", "start_method", "server", "server_key_env"),
         *("run", "watch", "doctor"),
     ),
 }

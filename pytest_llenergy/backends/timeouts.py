@@ -31,5 +31,5 @@ REQUEST_TIMEOUT_S = 30.0
 #: Keep an idle connection open. Servers close theirs after five seconds (llama.cpp's, and uvicorn's default,
 #: which vLLM and SGLang use), and a request sent at that moment is lost.
 KEEPALIVE_S = 3.0
-#: Time that a server may take to close a connection after a stream.
-CLOSE_GRACE_S = 0.3
+#: The first completion of a server, which may compile its kernels for it.
+PROBE_TIMEOUT_S = 120.0

@@ -33,6 +33,7 @@ from pytest_llenergy.options.values import (
     share,
     switch,
     threshold,
+    variable,
     word,
 )
 from pytest_llenergy.record import defaults
@@ -288,6 +289,9 @@ class Settings:
         "Use this running server, or start one by a command",
         repeatable=True,
         is_recorded=False,
+    )
+    server_key_env: str = option(
+        "OPENAI_API_KEY", variable, "NAME", "Environment variable with the API key of servers"
     )
     floor: float = option(
         f"{defaults.FLOOR * 100:g}%",

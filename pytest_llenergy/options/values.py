@@ -133,6 +133,13 @@ def server(text: str) -> tuple[str, str]:
     return name, command
 
 
+def variable(text: str) -> str:
+    """Parse the name of an environment variable."""
+    if not re.fullmatch(r"[A-Za-z_]\w*", text.strip()):
+        raise ValueError("needs the name of an environment variable, and not its value")
+    return text.strip()
+
+
 def word(*words: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.strip() not in words:

@@ -83,7 +83,7 @@ class RunState:
             call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
         )
         if known[server.SPEC.name] is server.SPEC:
-            known |= server.specs_of_run(dict(settings.server), settings.timeout)
+            known |= server.specs_of_run(dict(settings.server), settings.timeout, settings.server_key_env)
         pythons = {name: str(path) for name, path in settings.python}
         return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
 

@@ -17,8 +17,9 @@ KEYS = ("HF_TOKEN", "OPENAI_API_KEY")
 #: Shorter values are no keys, and would hide ordinary words.
 SHORTEST_KEY = 8
 
-#: Keys in commands of servers of this process.
+#: Keys in commands of servers of this process, and those that it was given by name, however short.
 _remembered: set[str] = set()
+_given: set[str] = set()
 
 #: Names of credentials. Models have tokens of their own, such as ``eos_token``.
 _NAME = re.compile(
@@ -42,6 +43,11 @@ def find_secret(value: object) -> str | None:
     return None
 
 
+def remember_key(key: str) -> None:
+    """Remember a key that servers of this process get."""
+    _given.add(key)
+
+
 def remember_keys(command: Sequence[str]) -> None:
     """Remember the keys in a server's command, its environment and nested commands included."""
     words = [part for word in command for part in re.split(r"[\s'\"]+", word)]
@@ -53,7 +59,7 @@ def remember_keys(command: Sequence[str]) -> None:
 
 def hide_keys(text: str) -> str:
     """Replace the keys of the environment, and the remembered ones, in a text from a server."""
-    for key in (*(os.environ.get(name, "") for name in KEYS), *_remembered):
-        if len(key) >= SHORTEST_KEY:
-            text = text.replace(key, HIDDEN)
+    found = [key for key in (*map(os.environ.get, KEYS), *_remembered) if key and len(key) >= SHORTEST_KEY]
+    for key in sorted((*found, *_given), key=len, reverse=True):
+        text = text.replace(key, HIDDEN)
     return text

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_llenergy.backends.server import early_end
+from pytest_llenergy.backends.server import idle
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.early_end import MissCounter, end_flag
 from pytest_llenergy.backends.server.endpoint import Exchange
 from pytest_llenergy.backends.server.load import LoadJob, LoadOutcome
+from pytest_llenergy.backends.server.misses import MissCounter, end_flag
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.record.load_curve import slo
@@ -180,7 +180,7 @@ def test_a_server_that_refuses_while_it_is_busy_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It goes on with what was closed, and refuses the next request until then."""
-    monkeypatch.setattr(early_end, "REFUSED_S", 0.1)
+    monkeypatch.setattr(idle, "REFUSED_S", 0.1)
     orders = tmp_path / "orders"
     orders.write_text("")
     with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
@@ -309,12 +309,12 @@ def test_a_server_that_refuses_even_single_requests_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no sign of too high a load."""
-    monkeypatch.setattr(early_end, "REFUSED_S", 0.3)
+    monkeypatch.setattr(idle, "REFUSED_S", 0.3)
     orders = tmp_path / "orders"
     orders.write_text("close")
     with loaded(command=queueing(slots=2, service=0.05, orders=orders)) as (backend, _):
         load = job(backend, 20.0, 40, {"ttft": 5}, allowed=3)
-        message = r"^server: refused single requests for 0.3 s \(503: queue full\)$"
+        message = r"^server: refused single requests for 0.3 s \(503 from /v1/completions: queue full\)$"
         with pytest.raises(BackendError, match=message):
             run(load)
         orders.write_text("exit")

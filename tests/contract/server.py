@@ -19,16 +19,31 @@ OPTIONS: dict[str, Any] = {
     "step": 0.01,
     # Where `usage` is: in the last chunk, in each chunk so far, or in each chunk for that chunk.
     "usage": "last",
-    # Whether each chunk says "error": null, as some servers do.
-    "null_error": False,
-    # One request of so many gets a chunk that is not JSON.
+    # Tokens in each chunk.
+    "burst": 1,
+    # Members of each chunk besides its own, such as "error": null.
+    "members": {},
+    # Every so-manyth request, from the first on, gets this event after its first chunk.
     "odd": 0,
-    # Endpoints that exist.
+    "event": '{"choices": [{"index": 0, "te',
+    # Text of each token, and in hexadecimal bytes that begin the stream.
+    "token": " a",
+    "begin": "",
+    # Bytes that end it.
+    "done": "data: [DONE]\n\n",
+    # Endpoints that exist, and other paths with their answers.
     "endpoints": ["completions", "chat/completions"],
+    "gets": {"/health": 200, "/v1/models": 200},
+    # Whether all answers are a page.
+    "page": False,
+    # Whether it answers a stream.
+    "streams": True,
     # A key that requests must have.
     "key": None,
     # How many prompt tokens are said to be in a cache.
     "cached": 0,
+    # Tokens of context.
+    "context": 100000,
     # Another port to which requests are sent on.
     "redirect": 0,
     # Whether a request beyond the first so many is refused.
@@ -55,24 +70,37 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def page(self) -> None:
+        body = b"<!doctype html><title>A page</title>"
+        self.send_response(200)
+        self.send_header("content-type", "text/html; charset=utf-8")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
     def authorized(self) -> bool:
         key = OPTIONS["key"]
         if key is None or self.headers.get("authorization") == f"Bearer {key}":
             return True
-        self.answer(401, {"error": {"message": "missing API key"}})
+        self.answer(401, {"error": {"message": f"no such key: {self.headers.get('authorization')}"}})
         return False
 
     def do_GET(self) -> None:
-        if self.path == "/health":
+        status = OPTIONS["gets"].get(self.path, 404)
+        if OPTIONS["page"]:
+            self.page()
+        elif status != 200:
+            self.answer(status, {"error": {"message": "not found"}})
+        elif self.path == "/health":
             self.answer(200, {})
-        elif self.path == "/v1/models":
-            if self.authorized():
-                self.answer(200, {"object": "list", "data": [{"id": "known", "object": "model"}]})
-        else:
-            self.answer(404, {"error": {"message": "not found"}})
+        elif self.authorized():
+            self.answer(200, {"object": "list", "data": [{"id": "known", "object": "model"}]})
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if OPTIONS["page"]:
+            self.page()
+            return
         if self.path.removeprefix("/v1/") not in OPTIONS["endpoints"]:
             self.answer(404, {"error": {"message": "not found"}})
             return
@@ -90,14 +118,14 @@ class Handler(BaseHTTPRequestHandler):
         words = (
             sum(len(str(each["content"]).split()) for each in prompt) if chat else len(str(prompt).split())
         )
-        tokens = int(asked.get("max_tokens") or asked.get("max_completion_tokens") or 16)
+        tokens = min(int(asked["max_tokens"]), OPTIONS["context"] - words)
         usage = {
             "prompt_tokens": words,
             "completion_tokens": tokens,
             "total_tokens": words + tokens,
             "prompt_tokens_details": {"cached_tokens": OPTIONS["cached"]},
         }
-        if not asked.get("stream"):
+        if not OPTIONS["streams"]:
             choice = {"index": 0, "text": "a" * tokens, "finish_reason": "length"}
             self.answer(200, {"model": "known", "choices": [choice], "usage": usage})
             return
@@ -106,29 +134,29 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         self.close_connection = True
+        self.wfile.write(bytes.fromhex(OPTIONS["begin"]))
         due = time.monotonic() + OPTIONS["first"]
-        for place in range(tokens):
+        for made in range(0, tokens, OPTIONS["burst"]):
             time.sleep(max(0.0, due - time.monotonic()))
             due += OPTIONS["step"]
-            chunk = self.chunk(chat, place == tokens - 1)
+            now = min(OPTIONS["burst"], tokens - made)
+            chunk = self.chunk(chat, now, last=made + now == tokens)
             if OPTIONS["usage"] == "so far":
-                chunk["usage"] = usage | {"completion_tokens": place + 1}
+                chunk["usage"] = usage | {"completion_tokens": made + now}
             elif OPTIONS["usage"] == "of the chunk":
-                chunk["usage"] = usage | {"completion_tokens": 1}
+                chunk["usage"] = usage | {"completion_tokens": now}
             self.event(json.dumps(chunk))
-            if OPTIONS["odd"] and number % OPTIONS["odd"] == 0 and place == 0:
-                self.event('{"choices": [{"index": 0, "te')
+            if OPTIONS["odd"] and number % OPTIONS["odd"] == 0 and made == 0:
+                self.event(OPTIONS["event"])
         if OPTIONS["usage"] == "last":
             self.event(json.dumps({"model": "known", "choices": [], "usage": usage}))
-        self.event("[DONE]")
+        self.wfile.write(OPTIONS["done"].encode())
 
-    def chunk(self, chat: bool, last: bool) -> dict[str, Any]:
-        text: dict[str, Any] = {"delta": {"content": " a"}} if chat else {"text": " a"}
+    def chunk(self, chat: bool, tokens: int, *, last: bool) -> dict[str, Any]:
+        said = OPTIONS["token"] * tokens
+        text: dict[str, Any] = {"delta": {"content": said}} if chat else {"text": said}
         choice = {"index": 0, "finish_reason": "length" if last else None, **text}
-        chunk: dict[str, Any] = {"id": "x", "model": "known", "choices": [choice]}
-        if OPTIONS["null_error"]:
-            chunk["error"] = None
-        return chunk
+        return {"id": "x", "model": "known", "choices": [choice], **OPTIONS["members"]}
 
     def event(self, data: str) -> None:
         end = OPTIONS["newline"]

@@ -8,12 +8,15 @@ import shlex
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .project import Outcome, Project, fault, flags
+from .project import QUICK, Ended, Outcome, Project, flags
 
 pytest.importorskip("aiohttp")
 
@@ -77,12 +80,6 @@ def test_latencies_are_those_of_the_server(loaded: dict[str, Any]) -> None:
         assert sent[-1] >= 5 / 20 - 1e-3
 
 
-def test_chat_is_another_endpoint(project: Project) -> None:
-    serve(project, more=", endpoint='chat'").check(passed=1)
-    (record,) = project.records().values()
-    assert record["rounds"][0]["tokens"]["output"] == 48
-
-
 def test_a_cached_prompt_makes_rounds_invalid(project: Project) -> None:
     serve(project, cached=2)
     (record,) = project.records().values()
@@ -143,13 +140,20 @@ def test_a_server_that_cannot_start_shows_its_output(project: Project) -> None:
 
 
 def test_a_running_server_is_used_and_stays(project: Project) -> None:
+    with running(project) as port:
+        project.write("test_load.py", LOAD.format(load="concurrency=2", more=""))
+        url = f"--energy-server=http://0.0.0.0:{port}/v1"
+        project.pytest("--energy-report", "--energy-backend=server", url, project.meter()).check(passed=1)
+
+
+@contextmanager
+def running(project: Project) -> Iterator[int]:
+    """Start the server; it must still run at the end."""
     port = free_port()
     process = project.start(sys.executable, str(SERVER), str(port))
     await_port(port)
     try:
-        project.write("test_load.py", LOAD.format(load="concurrency=2", more=""))
-        url = f"--energy-server=http://127.0.0.1:{port}"
-        project.pytest("--energy-report", "--energy-backend=server", url, project.meter()).check(passed=1)
+        yield port
         assert process.poll() is None
     finally:
         process.kill()
@@ -175,51 +179,124 @@ def await_port(port: int) -> None:
     raise RuntimeError("no server")
 
 
-@fault("usage of each chunk alone is taken for that of the answer: 6 tokens for 48")
-def test_usage_of_each_chunk_is_added_or_refused(project: Project) -> None:
-    ended = serve(project, usage="of the chunk")
-    if ended.ret == 0:
-        (record,) = project.records().values()
+@dataclass(frozen=True)
+class Served:
+    """What became of one load on several servers: by the name of the server."""
+
+    ended: dict[str, Ended]
+    records: dict[str, dict[str, Any]]
+    said: str
+
+    def why(self, name: str) -> str:
+        assert self.ended[name].outcome == "failure", self.ended[name]
+        return self.ended[name].why
+
+
+def serve_all(project: Project, servers: dict[str, dict[str, Any]], more: str = "") -> Served:
+    """Run a load on each of several servers."""
+    project.write("test_load.py", LOAD.format(load="concurrency=2", more=more))
+    named = [
+        command(first=0.001, step=0.001, **options).replace("=", f"={name}=", 1)
+        for name, options in servers.items()
+    ]
+    chosen = f"--energy-backend={','.join(servers)}"
+    ended = project.suite(chosen, *named, project.meter())
+    by_name = {name.partition("[")[2].rstrip("]"): each for name, each in ended.items()}
+    records = {name.partition("[")[2].rstrip("]"): each for name, each in project.records().items()}
+    return Served(by_name, records, project.said)
+
+
+STREAMS: dict[str, dict[str, Any]] = {
+    "null-error": {"members": {"error": None}},
+    "cr": {"newline": "\r", "members": {"logprob": float("nan")}},
+    "bom": {"begin": "efbbbf", "newline": "\r\n", "done": "data: [DONE]"},
+    "comments": {"begin": b": ping\n\nevent: open\ndata:\n\n".hex(), "done": ""},
+    "lines": {"begin": b'data: {"choices":\ndata: []}\n\nid\n\n'.hex(), "token": "\ud83d"},
+    "no-health": {"gets": {"/v1/models": 200}},
+}
+
+
+def test_streams_of_the_standard_and_lenient_json(project: Project) -> None:
+    served = serve_all(project, STREAMS)
+    for name in STREAMS:
+        assert served.ended[name].outcome == "passed", (name, served.ended[name])
+        assert served.records[name]["rounds"][0]["tokens"]["output"] == 48
+        assert not {"doubtful", "failed-request"} & flags(served.records[name])
+
+
+ODD = {
+    "cut": '{"choices": [{"index": 0, "te',
+    "null": '{"choices": [null]}',
+    "error": '{"error": {"message": "lost"}}',
+}
+
+
+def test_an_odd_chunk_is_a_failed_request(project: Project) -> None:
+    """One of each six, after the one that finds out what the server can do."""
+    options = {name: {"odd": 6, "event": event} for name, event in ODD.items()}
+    served = serve_all(project, options, ", max_failures=3")
+    for name in ODD:
+        assert served.ended[name].outcome == "passed", (name, served.ended[name])
+        record = served.records[name]
+        assert "failed-request" in flags(record)
+        for each in record["rounds"]:
+            assert each["tokens"]["output"] == 8 * (6 - len(each["served"]["failures"]))
+
+
+def test_several_tokens_in_a_chunk(project: Project) -> None:
+    """As with speculative decoding: tokens are those of usage; their times are known if each chunk counts."""
+    cases: dict[str, dict[str, Any]] = {"counted": {"usage": "so far", "burst": 3}, "uncounted": {"burst": 3}}
+    records = serve_all(project, cases).records
+    for name, is_known in (("counted", True), ("uncounted", False)):
+        for each in records[name]["rounds"]:
+            assert each["tokens"]["output"] == 48
+            assert (each["served"]["token_gaps"] is not None) is is_known
+
+
+def test_chat_is_another_endpoint(project: Project) -> None:
+    """Which may be the only one."""
+    both, alone = serve_all(
+        project, {"both": {}, "alone": {"endpoints": ["chat/completions"]}}, ", endpoint='chat'"
+    ).records.values()
+    for record in (both, alone):
         assert record["rounds"][0]["tokens"]["output"] == 48
 
 
-@fault('chunks that say "error": null are refused')
-def test_a_null_error_is_none(project: Project) -> None:
-    serve(project, null_error=True).check(passed=1)
-
-
-@fault("one odd chunk ends the test, though max_failures allows some failed requests")
-def test_an_odd_chunk_is_a_failed_request(project: Project) -> None:
-    ended = serve(project, more=", max_failures=3", odd=6)
-    ended.check(passed=1)
-
-
-@fault("a server without /v1/completions cannot be used with endpoint='chat'")
-def test_a_server_that_only_chats(project: Project) -> None:
-    serve(project, more=", endpoint='chat'", endpoints=["chat/completions"]).check(passed=1)
-
-
-@fault("an API key is not sent, and its lack is called a missing model")
-def test_an_api_key_of_the_environment_is_sent(project: Project) -> None:
-    project.env["OPENAI_API_KEY"] = "hunter2"
+def test_an_api_key_of_the_environment_is_sent_and_never_shown(project: Project) -> None:
+    """Nor where the server echoes it."""
+    project.env |= {"OPENAI_API_KEY": "hunter1", "MY_KEY": "hunter2"}
+    served = serve_all(project, {"right": {"key": "hunter1"}, "wrong": {"key": "hunter2"}})
+    assert served.ended["right"].outcome == "passed"
+    assert "401" in served.why("wrong")
+    assert "--energy-server-key-env" in served.why("wrong")
+    assert "Bearer ***" in served.why("wrong")
+    assert "hunter" not in served.said + project.text("energy.json") + project.text("junit.xml")
+    project.write("pytest.ini", f"{QUICK}energy_server_key_env = MY_KEY\n")
     serve(project, key="hunter2").check(passed=1)
-    assert "hunter2" not in project.text("energy.json")
 
 
-@fault("a redirection to another server is followed, whose energy nobody knows")
-def test_a_redirection_is_refused(project: Project) -> None:
-    port = free_port()
-    process = project.start(sys.executable, str(SERVER), str(port))
-    await_port(port)
-    try:
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no-key": ({"key": "hunter2"}, "401 from /v1/models: no such key: None; the server needs an API key"),
+    "page": ({"page": True}, "an HTML page"),
+    "no-stream": ({"streams": False}, "must support stream=true"),
+    "no-endpoint": ({"endpoints": []}, "404 from /v1/completions: not found"),
+    "chats": ({"endpoints": ["chat/completions"]}, "endpoint='chat'"),
+    "full": ({"context": 10}, "finish_reason is 'length': the context is full"),
+    "moved": ({"redirect": 1}, "307 from /v1/completions to http://127.0.0.1:1/v1/completions"),
+    "per-chunk": ({"usage": "of the chunk"}, "usage counts 1 tokens, but 8 chunks have text"),
+}
+
+
+def test_what_cannot_be_measured_is_one_line_with_its_cause(project: Project) -> None:
+    served = serve_all(project, {name: options for name, (options, _) in REFUSED.items()})
+    for name, (_, reason) in REFUSED.items():
+        assert reason in served.why(name)
+    assert "Traceback" not in served.said
+    assert project.survivors() == {}
+
+
+def test_a_redirection_is_not_followed(project: Project) -> None:
+    with running(project) as port:
         ended = serve(project, redirect=port)
-        assert ended.ret == 1
-        assert "307" in ended.out or "redirect" in ended.text
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@fault("events whose lines end with a carriage return alone are refused")
-def test_line_ends_of_the_standard(project: Project) -> None:
-    serve(project, newline="\r").check(passed=1)
+    ended.check(failed=1)
+    assert "307" in ended.out

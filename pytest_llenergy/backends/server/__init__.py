@@ -9,6 +9,9 @@ from dataclasses import replace
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.timeouts import SERVER_START_SHARE
 
+#: Environment variable with the API key of servers.
+KEY_ENV = "OPENAI_API_KEY"
+
 NEEDS = (
     "give --energy-server='llama-server -m {model} --port {port}' to start a server, or "
     "--energy-server=http://127.0.0.1:8000 to use one that runs on this host"
@@ -25,7 +28,7 @@ SPEC = BackendSpec(
         opaque=True,
         gpu=True,
         tasks=("generate", "serve"),
-        options=("command", "url", "health", "model", "timeout_s"),
+        options=("command", "url", "health", "model", "key_env", "timeout_s"),
         batching=("continuous",),
         timestamps="token",
     ),
@@ -37,15 +40,22 @@ def is_url(text: str) -> bool:
     return text.startswith(("http://", "https://"))
 
 
-def specs_of_run(servers: Mapping[str, str], timeout_s: float) -> dict[str, BackendSpec]:
+def specs_of_run(
+    servers: Mapping[str, str], timeout_s: float, key_env: str = KEY_ENV
+) -> dict[str, BackendSpec]:
     """Return the backend ``server`` and those with names of their own, with the run's options preset.
 
     Args:
         servers: URLs of running servers and commands that start some, by name of the backend.
         timeout_s: Value of ``--energy-timeout`` (seconds).
+        key_env: Environment variable with their API key.
     """
     specs = {}
     for name, target in {SPEC.name: "", **servers}.items():
-        preset = {"url" if is_url(target) else "command": target, "timeout_s": SERVER_START_SHARE * timeout_s}
+        preset = {
+            "url" if is_url(target) else "command": target,
+            "timeout_s": SERVER_START_SHARE * timeout_s,
+            "key_env": key_env,
+        }
         specs[name] = replace(SPEC, name=name, preset=preset, needs=None if target else SPEC.needs)
     return specs

@@ -1,46 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server backend in a rank: start or find a server, and send it completions over HTTP."""
+"""The server backend in a rank: start or find a server, and send it requests over HTTP."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.precision import type_name
-from pytest_llenergy.backends.server.client import Client, NoAnswerError, select_dialect
-from pytest_llenergy.backends.server.encoder import Encoder
+from pytest_llenergy.backends.server.answers import NAME_IT, read_answer
+from pytest_llenergy.backends.server.client import Client
 from pytest_llenergy.backends.server.endpoint import Endpoint
 from pytest_llenergy.backends.server.load import BatchJob, LoadJob
-from pytest_llenergy.backends.server.process import ProcessFamily, ServerProcess, find_family, find_listeners
-from pytest_llenergy.backends.server.settings import HOST, Address, ServerSettings, find_free_port
-from pytest_llenergy.backends.server.stream import NAME_IT, error_text, read_answer
+from pytest_llenergy.backends.server.process import (
+    ProcessFamily,
+    ServerProcess,
+    check_listener,
+    find_family,
+    find_listeners,
+)
+from pytest_llenergy.backends.server.ready import (
+    MODELS_PATH,
+    await_ready,
+    list_models,
+    model_label,
+    probe_endpoints,
+)
+from pytest_llenergy.backends.server.requests import Encoder, select_dialect
+from pytest_llenergy.backends.server.settings import (
+    HOST,
+    Address,
+    ServerSettings,
+    check_degrees,
+    find_degrees,
+    find_free_port,
+)
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
-from pytest_llenergy.backends.timeouts import EXIT_WAIT_S, HEALTH_POLL_S, HEALTH_TIMEOUT_S
+from pytest_llenergy.backends.timeouts import PROBE_TIMEOUT_S
 from pytest_llenergy.backends.traffic.requests import Inputs, Request, as_request
 from pytest_llenergy.backends.traffic.texts import Writer
-from pytest_llenergy.errors import BackendError, ModelError, ServerError
+from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision
 
-MODELS_PATH = "/v1/models"
-
-#: How many ports are tried if others take them.
-PORT_TRIES = 3
-
 
 class ServerBackend:
-    """Text completions of any server with the OpenAI API on this host; each prompt is a streamed request.
+    """Completions of any server with the OpenAI API on this host; each prompt is a streamed request.
 
     Load options: ``command`` to start a server, with the placeholders ``{model}``, ``{port}``, ``{host}``,
     ``{threads}`` and ``{gpus}``; ``url`` of a running one; ``health``, the path that answers 200 when it is
-    ready; ``model``, its name in the API; ``timeout_s``, the time it may take to start.
+    ready; ``model``, its name in the API; ``key_env``, the environment variable with its API key;
+    ``timeout_s``, the time it may take to start.
     """
 
     def __init__(self) -> None:
@@ -60,15 +72,18 @@ class ServerBackend:
             raise
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> BatchJob:
-        encoder = Encoder(self._model, self._dialect, params)
-        bodies = [encoder.encode(Request(prompt=prompt)) for prompt in prompts]
-        return BatchJob(self._endpoint, bodies, params)
+        endpoint = self._endpoint
+        endpoint.check_offered("completions")
+        encoder = Encoder(endpoint.model, endpoint.dialect, params)
+        return BatchJob(endpoint, [encoder.encode(Request(prompt=prompt)) for prompt in prompts], params)
 
     def prepare_serve(self, inputs: Inputs, params: ServeParams) -> LoadJob:
         """Prepare the requests of a load; inputs are used in turn."""
+        endpoint = self._endpoint
+        endpoint.check_offered(params.endpoint)
         encoder = Encoder(
-            self._model,
-            self._dialect,
+            endpoint.model,
+            endpoint.dialect,
             params,
             endpoint=params.endpoint,
             keeps_prefixes=params.prefix_cache,
@@ -82,7 +97,7 @@ class ServerBackend:
             _, writer, requests = self._written
             reopen = writer.reopen if params.prefix_cache else None
         requests = [requests[number % len(requests)] for number in range(params.requests)]
-        return LoadJob(self._endpoint, requests, params, encoder, reopen)
+        return LoadJob(endpoint, requests, params, encoder, reopen)
 
     def count_tokens(self, texts: Sequence[str], endpoint: str = "completions") -> list[int]:
         """Return the tokens of each text as a prompt: asked of the server, else from the usage of a request.
@@ -90,20 +105,23 @@ class ServerBackend:
         Raises:
             BackendError: The server does not tell.
         """
-        client = self._endpoint.client
+        server = self._endpoint
+        server.check_offered(endpoint)
         counts: list[int] = []
-        encoder = Encoder(self._model, self._dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
+        encoder = Encoder(server.model, server.dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
         asks = True
         for text in texts:
             count = None
             if asks:
-                count = self._dialect.count_tokens(client, self._model, text, endpoint == "chat")
+                count = server.dialect.count_tokens(server.client, server.model, text, endpoint == "chat")
                 asks = count is not None
             if count is None:
-                stream = client.run(client.stream(encoder.encode(Request(prompt=text)), encoder.path))
+                stream = server.client.run(
+                    server.client.stream(encoder.encode(Request(prompt=text)), encoder.path, PROBE_TIMEOUT_S)
+                )
                 if stream.broke:
-                    self._check_alive()
-                count = read_answer(stream, self._dialect, "counting tokens").request.input_tokens
+                    server.check_alive()
+                count = read_answer(stream, "counting tokens").request.input_tokens
             counts.append(count)
         return counts
 
@@ -126,127 +144,80 @@ class ServerBackend:
             self._process = None
 
     def _connect(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
-        address, client, flags = self._reach(model, settings, context)
-        models = self._list_models(client)
-        self._dialect = select_dialect(models)
-        served = [str(each.get("id")) for each in models.get("data") or ()]
-        if not settings.model and not served:
+        address = settings.address or Address(HOST, find_free_port())
+        command = self._fill_in(model, settings, address, context) if settings.words else []
+        degrees = find_degrees(command)
+        if command:
+            if context.devices != ("cpu",):
+                check_degrees(degrees, len(context.devices))
+            if pids := sorted(find_listeners(address)):
+                raise BackendError(
+                    f"server: port {address.port} is used by process {pids[0]}; choose another"
+                )
+            self._process = ServerProcess(command)
+        client = self._client = Client(address.url, settings.key)
+        named = f" with the model {model.label}" if settings.names_model else ""
+        ready = await_ready(client, settings, self._check_alive, named)
+        if self._process is not None:
+            check_listener(address, self._process)
+        flags = [] if self._process is not None else self._find_owner(address, context)
+        models = list_models(client)
+        served = [str(each["id"]) for each in models if each.get("id")]
+        name = settings.model or (model.location if model.location in served else next(iter(served), ""))
+        if not name:
             raise BackendError(f"server: GET {MODELS_PATH} names no model; {NAME_IT}")
-        self._model = settings.model or (model.location if model.location in served else served[0])
-        self._endpoint = Endpoint(client, self._dialect, settings.health, self._check_alive, address, flags)
-        self._probe(client, served)
+        dialect = select_dialect(models)
+        offered = probe_endpoints(client, dialect, name, served, self._check_alive)
+        if dialect.keeps:
+            client.keep_connections()
+        check = self._check_alive
+        self._endpoint = Endpoint(client, dialect, name, offered, ready, check, address, flags)
+        weights = self._endpoint.read_field(dialect.weights)
         return BackendInfo(
             name="server",
-            version=self._read_field(client, self._dialect.version) or "unknown",
+            version=self._endpoint.read_field(dialect.version) or "unknown",
             # The model given to the server; otherwise only its name in the API is known.
-            model=model.label if settings.names_model else _model_label(self._model),
-            precision=self._precision(client),
-            options=self._options(settings, context),
+            model=model.label if settings.names_model else model_label(name),
+            # llama.cpp's server reports the file type of its model.
+            precision=Precision(weights=type_name(weights)) if weights else None,
+            options=self._options(settings, context, degrees),
         )
 
-    def _reach(
-        self, model: ModelSource, settings: ServerSettings, context: RankContext
-    ) -> tuple[Address, Client, list[Flag]]:
-        """Start or find the server, and wait until it is healthy. Returns flags about its processes, too."""
-        for tries in range(PORT_TRIES):
-            address = settings.address or Address(HOST, find_free_port())
-            try:
-                if settings.words:
-                    self._process = self._start(model, settings, address, context)
-                client = self._client = Client(address.url)
-                self._await_health(client, settings, model.label)
-                return address, client, self._verify_owner(address, context)
-            except BackendError:
-                # Another process may take a free port before the server does.
-                own = self._process.pids() if self._process is not None else set()
-                is_taken = settings.address is None and bool(find_listeners(address) - own)
-                if not is_taken or tries + 1 == PORT_TRIES:
-                    raise
-                self.close()
-        raise AssertionError("unreachable")
-
-    def _precision(self, client: Client) -> Precision | None:
-        """Return what the server reports: llama.cpp's the file type of its model."""
-        weights = self._read_field(client, self._dialect.weights)
-        return Precision(weights=type_name(weights)) if weights else None
-
-    def _options(self, settings: ServerSettings, context: RankContext) -> dict[str, Primitive]:
+    def _options(
+        self, settings: ServerSettings, context: RankContext, degrees: Mapping[str, int]
+    ) -> dict[str, Primitive]:
+        dialect = self._endpoint.dialect
+        asked = " x ".join(f"{kind} {number}" for kind, number in degrees.items())
         return {
-            "server": self._dialect.name,
+            "server": dialect.name,
             "command": settings.recorded_command or None,
             "attached": self._process is None,
-            "api_model": _model_label(self._model),
-            "connections": "kept" if self._endpoint.client.keeps else "one for each request",
+            "api_model": model_label(self._endpoint.model),
+            "connections": "kept" if dialect.keeps else "one for each request",
             "prefix_cache": (
-                "switched off in each request"
-                if self._dialect.switches_cache
-                else "as configured by the server"
+                "switched off in each request" if dialect.cache(False) else "as configured by the server"
             ),
+            "parallelism": (asked or "none stated") if self._process is not None else "unknown",
             "threads": context.threads if any("{threads}" in word for word in settings.words) else None,
         }
 
-    def _start(
+    def _fill_in(
         self, model: ModelSource, settings: ServerSettings, address: Address, context: RankContext
-    ) -> ServerProcess:
-        pids = sorted(find_listeners(address))
-        if pids:
-            raise BackendError(f"server: port {address.port} is used by process {pids[0]}; choose another")
+    ) -> list[str]:
         location = ""
         if settings.names_model:
             # The server resolves a hub id itself; a random preset is converted to a directory.
             location = model.location if model.kind != "random" else str(pretrained_path(model))
-        return ServerProcess(
-            settings.command(
-                model=location,
-                port=str(address.port),
-                host=address.host,
-                threads=str(context.threads),
-                gpus=str(0 if context.devices == ("cpu",) else len(context.devices)),
-            )
+        return settings.command(
+            model=location,
+            port=str(address.port),
+            host=address.host,
+            threads=str(context.threads),
+            gpus=str(0 if context.devices == ("cpu",) else len(context.devices)),
         )
 
-    def _await_health(self, client: Client, settings: ServerSettings, label: str) -> None:
-        """Wait until the server is healthy; one that was already running must be so at once.
-
-        Raises ``BackendError`` if it dies or is late. ``label`` is the model, for messages.
-        """
-        named = f" with the model {label}" if settings.names_model else ""
-        last = "no answer"
-        deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
-        while True:
-            try:
-                status, body = client.get(settings.health, HEALTH_TIMEOUT_S)
-                if status == 200:
-                    return
-                last = f"{status}: {error_text(body.decode(errors='replace'))}"
-            except NoAnswerError as error:
-                last = f"no answer ({error})"
-            self._check_alive(f"{named} before GET {settings.health} gave 200")
-            if time.monotonic() > deadline:
-                break
-            # Servers do not notify when they are ready.
-            time.sleep(HEALTH_POLL_S)
-        if self._process is None:
-            raise BackendError(
-                f"server: GET {settings.health} at {client.url}: {last}; is it running, and ready?"
-            )
-        self._process.show_tail()
-        raise ServerError(
-            f"server: not ready after {settings.timeout_s:g} s, GET {settings.health}: {last}; see the "
-            "load option health and --energy-timeout"
-        )
-
-    def _verify_owner(self, address: Address, context: RankContext) -> list[Flag]:
-        """Check that the expected process listens. Returns a flag if that cannot be determined."""
-        if self._process is not None:
-            pids = find_listeners(address)
-            if not pids & self._process.pids():
-                who = f"process {sorted(pids)[0]}" if pids else "a process that is not visible here"
-                raise BackendError(
-                    f"server: port {address.port} is answered by {who}, which the command did not start (a "
-                    "container, a daemon?); start it yourself and give its URL"
-                )
-            return []
+    def _find_owner(self, address: Address, context: RankContext) -> list[Flag]:
+        """Find the processes of a server that was running. Returns a flag if they are unknown."""
         family = self._family = find_family(address)
         if context.devices == ("cpu",) and family.uses_gpu():
             raise BackendError(
@@ -258,57 +229,7 @@ class ServerBackend:
         detail = f"the processes of the server at {address.url} are unknown: {family.reason}"
         return [Flag(name="gpu-processes", severity="warning", detail=detail)]
 
-    def _list_models(self, client: Client) -> dict[str, Any]:
-        """Return the answer of ``/v1/models``; empty if the server lacks it."""
-        try:
-            status, body = client.get(MODELS_PATH)
-            found = msgspec.json.decode(body) if status == 200 else {}
-        except (NoAnswerError, msgspec.DecodeError) as error:
-            self._check_alive()
-            raise BackendError(f"server: GET {MODELS_PATH}: {error}") from None
-        return found if isinstance(found, dict) else {}
-
-    def _probe(self, client: Client, served: Sequence[str]) -> None:
-        """Request one token, so that a wrong model name or a stream without counts fails before any
-        measurement.
-
-        A second request finds out whether connections are kept.
-        """
-        encoder = Encoder(self._model, self._dialect, GenerationParams(max_new_tokens=1))
-        body = encoder.encode(Request(prompt="a"))
-        stream = client.detect_keepalive(body)
-        if stream.broke:
-            self._check_alive()
-        try:
-            read_answer(stream, self._dialect, f"model {_model_label(self._model)!r}")
-        except ModelError as error:
-            names = ", ".join(map(_model_label, served)) or "nothing"
-            raise ModelError(f"{error}; it serves: {names}") from None
-
-    def _read_field(self, client: Client, place: tuple[str, str] | None) -> str | None:
-        """Return a field of an answer in JSON; None if the server does not have it."""
-        if place is None:
-            return None
-        path, name = place
-        try:
-            status, body = client.get(path)
-            found = msgspec.json.decode(body) if status == 200 else {}
-        except (NoAnswerError, msgspec.DecodeError):
-            found = {}
-        value = found.get(name) if isinstance(found, dict) else None
-        return None if value is None else str(value)
-
     def _check_alive(self, when: str = "") -> None:
         """Raise ``ServerError`` with the last output line if the server has died."""
-        died = (
-            self._process.exit_reason(EXIT_WAIT_S if not when else 0.0) if self._process is not None else None
-        )
-        if died is not None and self._process is not None:
-            self._process.show_tail()
-            how, _, last = died.partition(": ")
-            raise ServerError(f"server: {how}{when}: {last}")
-
-
-def _model_label(name: str) -> str:
-    """Return a model's name in the API; of a path only the last part."""
-    return Path(name).name if Path(name).is_absolute() else name
+        if self._process is not None:
+            self._process.check_alive(when)

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that answers: run requests on it, find out whether it lives, and parse and check the answers."""
+"""A server that answers: what it is, whether it lives, and the answers to what was sent."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from pytest_llenergy.backends.server.client import Client, Dialect, Stream
-from pytest_llenergy.backends.server.early_end import SETTLE_S, IdleCheck
+from pytest_llenergy.backends.server.answers import Answer, FailedRequestError, check_lengths, read_answer
+from pytest_llenergy.backends.server.client import PATHS, Client, Stream
+from pytest_llenergy.backends.server.idle import SETTLE_S, IdleCheck
 from pytest_llenergy.backends.server.process import is_port_closed
+from pytest_llenergy.backends.server.requests import Dialect
 from pytest_llenergy.backends.server.settings import Address
-from pytest_llenergy.backends.server.stream import FailedRequestError, StreamedAnswer, read_answer
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
 from pytest_llenergy.errors import BackendError
@@ -49,18 +51,41 @@ class Endpoint:
     """A server that answers.
 
     Attributes:
-        check: Raises with the server's last output line if it has died.
+        model: Name of the model in its API.
+        offered: The endpoints that it has.
+        ready: A path that it answers at once.
+        check_alive: Raises with the server's last output line if it has died.
         flags: What a reader must know of every measurement with this server.
         idle: Whether it still works on requests of a load that ended early.
     """
 
     client: Client
     dialect: Dialect
-    health: str
-    check: Callable[[], None]
+    model: str
+    offered: Sequence[str]
+    ready: str
+    check_alive: Callable[[], None]
     address: Address
     flags: list[Flag] = field(default_factory=list)
     idle: IdleCheck = field(default_factory=IdleCheck)
+
+    def check_offered(self, endpoint: str) -> None:
+        """Raise ``BackendError`` if the server does not have an endpoint."""
+        if endpoint not in self.offered:
+            other = self.offered[0]
+            raise BackendError(
+                f"server: it answers at {PATHS[other]} only, and not at {PATHS[endpoint]}; use "
+                f"backend.serve(..., endpoint={other!r})"
+            )
+
+    def read_field(self, place: tuple[str, str] | None) -> str | None:
+        """Return a field of an answer in JSON; None if the server does not have it."""
+        if place is None:
+            return None
+        path, name = place
+        found: Any = self.client.get(path).json()
+        value = found.get(name) if isinstance(found, dict) else None
+        return None if value is None else str(value)
 
     def prepare_round(self, connections: int) -> None:
         """Open connections, and wait until the server is idle.
@@ -82,20 +107,20 @@ class Endpoint:
             BackendError: It does not answer, or has died.
         """
         try:
-            self.client.open_connections(connections, self.health)
+            self.client.open_connections(connections, self.ready)
         except BackendError:
-            self.check()
+            self.check_alive()
             raise
 
-    def parse_answers(
+    def read_answers(
         self,
         exchanges: Sequence[Exchange],
         params: GenerationParams,
         asked: int,
         *,
         search_rate: float | None = None,
-    ) -> tuple[list[tuple[Exchange, StreamedAnswer]], list[str]]:
-        """Parse the streams, after measured time: a check whether the server has died takes a second.
+    ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
+        """Read the streams, after measured time: a check whether the server has died takes a second.
 
         Args:
             exchanges: What was sent.
@@ -108,16 +133,24 @@ class Endpoint:
             The exchanges with an answer, and the messages of the failed ones.
 
         Raises:
-            BackendError: The server has died, an answer has the wrong length, or a request of a search fails
-                at any load.
+            BackendError: The server has died, or a request of a search fails at any load.
         """
         self._check_broken(exchanges, asked)
-        answered: list[tuple[Exchange, StreamedAnswer]] = []
+        answered: list[tuple[Exchange, Answer]] = []
         failures: list[str] = []
+        # A stop token may end any request.
+        is_full_length = params.ignore_eos and not params.stop_token_ids
         for exchange in exchanges:
             name = exchange.name(asked)
             try:
-                answer = read_answer(exchange.stream, self.dialect, name)
+                answer = read_answer(exchange.stream, name)
+                check_lengths(
+                    answer,
+                    name,
+                    asked=exchange.output_tokens,
+                    input_tokens=exchange.input_tokens,
+                    is_full_length=is_full_length,
+                )
             except FailedRequestError as error:
                 if search_rate is not None and error.is_rejected:
                     raise BackendError(
@@ -125,9 +158,8 @@ class Endpoint:
                         "request/s, so max_failures does not apply"
                     ) from None
                 failures.append(str(error))
-                continue
-            _check_lengths(exchange, answer, params, name)
-            answered.append((exchange, answer))
+            else:
+                answered.append((exchange, answer))
         return answered, failures
 
     def _check_broken(self, exchanges: Sequence[Exchange], asked: int) -> None:
@@ -135,7 +167,7 @@ class Endpoint:
         broken = next((each for each in exchanges if each.stream.broke), None)
         if broken is None:
             return
-        self.check()
+        self.check_alive()
         # A server that was not started here has no output, but a closed port shows that it is gone.
         if is_port_closed(self.address, EXIT_WAIT_S):
             raise BackendError(
@@ -143,38 +175,32 @@ class Endpoint:
                 "anymore"
             )
 
-    def cache_flags(self, answers: Sequence[StreamedAnswer]) -> list[Flag]:
-        """Return flags about prefix cache hits, which distort the measured work."""
-        hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
-        if hits:
-            detail = (
-                f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
-                "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
-            )
-            return [Flag(name="prefix-cache", severity="invalid", detail=detail)]
-        if any(answer.cached_tokens is None for answer in answers):
-            return [Flag(name="prefix-cache", severity="warning", detail=CACHE_UNKNOWN)]
-        return []
 
-
-def _check_lengths(exchange: Exchange, answer: StreamedAnswer, params: GenerationParams, name: str) -> None:
-    """Raise ``BackendError`` if a prompt or an answer has not the length that was asked for."""
-    produced, asked = answer.request.output_tokens, exchange.output_tokens
-    # A stop token may end any request.
-    short = params.ignore_eos and not params.stop_token_ids and produced < asked
-    if short or produced > asked:
-        raise BackendError(
-            f"server: {name}: {produced} tokens instead of {asked}; "
-            + ("the server ignores ignore_eos" if short else "the server ignores max_tokens")
+def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Flag]:
+    """Return flags about numbers that contradict each other, and about prefix cache hits if none may be."""
+    doubts = [answer.doubt for answer in answers if answer.doubt]
+    flags = []
+    if doubts:
+        detail = (
+            f"{len(doubts)} answers have no token times, because the server's counts contradict each other: "
+            f"{doubts[0]}"
         )
-    counted, needed = answer.request.input_tokens, exchange.input_tokens
-    if needed not in (None, counted):
-        raise BackendError(
-            f"server: {name}: the server counts {counted} tokens in a prompt written to have {needed}"
+        flags.append(Flag(name="doubtful", severity="warning", detail=detail))
+    if may_hit:
+        return flags
+    hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
+    if hits:
+        detail = (
+            f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
+            "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
         )
+        flags.append(Flag(name="prefix-cache", severity="invalid", detail=detail))
+    elif any(answer.cached_tokens is None for answer in answers):
+        flags.append(Flag(name="prefix-cache", severity="warning", detail=CACHE_UNKNOWN))
+    return flags
 
 
-def sum_cached_tokens(answers: Sequence[StreamedAnswer]) -> int | None:
+def sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
     """Return the prompt tokens that were not computed; None if an answer has no count."""
     known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
     return sum(known) if len(known) == len(answers) else None

@@ -13,11 +13,17 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.load_phases import load_phases
+from pytest_llenergy.backends.server.answers import answer_text
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.early_end import MissCounter, end_flag
-from pytest_llenergy.backends.server.encoder import Encoder, Message
-from pytest_llenergy.backends.server.endpoint import Endpoint, Exchange, from_now_ns, sum_cached_tokens
-from pytest_llenergy.backends.server.stream import answer_text
+from pytest_llenergy.backends.server.endpoint import (
+    Endpoint,
+    Exchange,
+    answer_flags,
+    from_now_ns,
+    sum_cached_tokens,
+)
+from pytest_llenergy.backends.server.misses import MissCounter, end_flag
+from pytest_llenergy.backends.server.requests import Encoder, Message
 from pytest_llenergy.backends.tasks import (
     DEFAULT_REQUESTS,
     GenerationParams,
@@ -57,7 +63,7 @@ class BatchJob:
         return [Exchange(stream, tokens, talk=number) for number, stream in enumerate(streams)]
 
     def result(self, outcome: list[Exchange]) -> ServedGeneration:
-        answered, failures = self.endpoint.parse_answers(outcome, self.params, len(outcome))
+        answered, failures = self.endpoint.read_answers(outcome, self.params, len(outcome))
         if failures:
             raise BackendError(failures[0])
         answers = [answer for _, answer in answered]
@@ -66,7 +72,7 @@ class BatchJob:
             token_ids=[answer.token_ids for answer in answers],
             requests=[answer.request for answer in answers],
             cached_tokens=sum_cached_tokens(answers),
-            flags=[*self.endpoint.flags, *self.endpoint.cache_flags(answers)],
+            flags=[*self.endpoint.flags, *answer_flags(answers)],
         )
 
 
@@ -123,7 +129,7 @@ class LoadJob:
         endpoint.open_connections(connections)
         self._end_ns = min(probe.end_ns, from_now_ns(probe.longest_s))
         body = self._bodies[id(self.requests[0])]
-        endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check)
+        endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check_alive)
         endpoint.client.run(endpoint.idle.settle(self._end_ns))
 
     def run(self) -> LoadOutcome:
@@ -251,7 +257,7 @@ class LoadJob:
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
         in_search = self.params.probe is not None
-        answered, failures = self.endpoint.parse_answers(
+        answered, failures = self.endpoint.read_answers(
             outcome.exchanges,
             self.params,
             len(self.requests),
@@ -275,7 +281,6 @@ class LoadJob:
             )
             for exchange, answer in answered
         ]
-        flags = [] if self.params.prefix_cache else self.endpoint.cache_flags(answers)
         spans, phase_flags = load_phases(
             requests,
             self.params.slots,
@@ -296,7 +301,7 @@ class LoadJob:
             failures=failures,
             flags=[
                 *self.endpoint.flags,
-                *flags,
+                *answer_flags(answers, may_hit=self.params.prefix_cache),
                 *self._late(max(_seconds(each.due_ns, each.ready_ns) for each in outcome.exchanges)),
                 *self._held(outcome.exchanges),
                 *_failed(failures, len(outcome.exchanges)),

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 from pytest_llenergy.backends.server import is_url
 from pytest_llenergy.backends.server.settings import Address, parse_local_url
 from pytest_llenergy.backends.timeouts import (
+    EXIT_WAIT_S,
     KILLED_TIMEOUT_S,
     LEFT_BEHIND_TIMEOUT_S,
     PORT_POLL_S,
     TERMINATE_TIMEOUT_S,
 )
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.record.secrets import hide_keys, remember_keys
 
 if TYPE_CHECKING:
@@ -73,15 +74,20 @@ class ServerProcess:
         """Return the pids of the command and its descendants."""
         return {each.pid for each in self._family()}
 
-    def exit_reason(self, within_s: float = 0.0) -> str | None:
-        """Return how it exited and its last output line; None if it still runs after ``within_s`` seconds."""
+    def check_alive(self, when: str = "") -> None:
+        """Raise ``ServerError`` with its last output line if it has died; without ``when`` it may be dying.
+
+        Its output is copied to that of this rank, which failure messages include.
+        """
         with suppress(subprocess.TimeoutExpired):
-            self._child.wait(within_s)
+            self._child.wait(0.0 if when else EXIT_WAIT_S)
         status = self._child.returncode
         if status is None:
-            return None
+            return
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        return f"{self._name} ended with {how}: {self._last_line()}"
+        self.show_tail()
+        last = (self.tail() or ["no output"])[-1].strip()
+        raise ServerError(f"server: {self._name} ended with {how}{when}: {last}")
 
     def tail(self) -> list[str]:
         """Return the last lines of its output."""
@@ -126,9 +132,6 @@ class ServerProcess:
             return [root, *root.children(recursive=True)]
         return []
 
-    def _last_line(self) -> str:
-        return (self.tail() or ["no output"])[-1].strip()
-
 
 @dataclass(frozen=True)
 class ProcessFamily:
@@ -165,6 +168,17 @@ def find_listeners(address: Address) -> set[int]:
             if each.status == psutil.CONN_LISTEN and each.pid and tuple(each.laddr)[1:] == (address.port,):
                 found.add(each.pid)
     return found
+
+
+def check_listener(address: Address, server: ServerProcess) -> None:
+    """Raise ``BackendError`` if another process than the one that was started answers at an address."""
+    pids = find_listeners(address)
+    if not pids & server.pids():
+        who = f"process {sorted(pids)[0]}" if pids else "a process that is not visible here"
+        raise BackendError(
+            f"server: port {address.port} is answered by {who}, which the command did not start (a "
+            "container, a daemon?); start it yourself and give its URL"
+        )
 
 
 def is_port_closed(address: Address, within_s: float) -> bool:

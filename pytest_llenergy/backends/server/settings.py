@@ -1,26 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a server listens and how to start it, checked before anything is started."""
+"""The load options of a server, its command and its address, checked before anything is started."""
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import math
+import os
 import re
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytest_llenergy.backends.server import KEY_ENV
 from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.record.secrets import remember_key
 
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
 
 PLACEHOLDERS = ("model", "port", "host", "threads", "gpus")
+
+#: Where a server that listens at every address is reached.
+LOOPBACK = {"0.0.0.0": HOST, "::": "::1"}
+
+#: Options of servers' commands that say over how many GPUs they spread a model: of vLLM, SGLang, TensorRT-LLM
+#: and TGI. The product of the degrees is the number of GPUs.
+DEGREES = {
+    "tensor": ("tensor-parallel-size", "tp", "tp-size", "num-shard"),
+    "pipeline": ("pipeline-parallel-size", "pp", "pp-size"),
+    "data": ("data-parallel-size", "dp", "dp-size"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,23 +44,30 @@ class Address:
 
     host: str
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
         """The URL without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{self.scheme}://{host}:{self.port}"
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The load options of the backend. ``words`` is the command, with its placeholders."""
+    """The load options of the backend.
+
+    Attributes:
+        words: The command, with its placeholders.
+        health: Path that answers 200 when the server is ready; empty to try the usual ones.
+    """
 
     words: tuple[str, ...]
     address: Address | None
     health: str
     model: str
     timeout_s: float
+    key_env: str = KEY_ENV
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
@@ -55,8 +77,8 @@ class ServerSettings:
             BackendError: If the command or URL cannot be used.
         """
         command, url = str(options.get("command") or ""), str(options.get("url") or "")
-        health = str(options.get("health") or "/health")
-        if not health.startswith("/"):
+        health = str(options.get("health") or "")
+        if health and not health.startswith("/"):
             raise BackendError(f"server: health is {health!r}, needs a path such as /health")
         words = _split_command(command)
         if words and not url and not any("{port}" in word for word in words):
@@ -68,9 +90,19 @@ class ServerSettings:
         timeout_s = options.get("timeout_s") or SERVER_START_TIMEOUT_S
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
             raise BackendError(f"server: timeout_s is {timeout_s!r}, needs seconds, more than 0")
-        return cls(
-            words, parse_local_url(url) if url else None, health, str(options.get("model") or ""), timeout_s
-        )
+        key_env = str(options.get("key_env") or KEY_ENV)
+        if key_env != KEY_ENV and key_env not in os.environ:
+            raise BackendError("server: the environment has no variable of the name that key_env gives")
+        address = parse_local_url(url) if url else None
+        return cls(words, address, health, str(options.get("model") or ""), timeout_s, key_env)
+
+    @property
+    def key(self) -> str | None:
+        """The API key from the environment, which is replaced wherever the server says it."""
+        key = os.environ.get(self.key_env, "").strip() or None
+        if key:
+            remember_key(key)
+        return key
 
     @property
     def names_model(self) -> bool:
@@ -90,6 +122,32 @@ class ServerSettings:
         ]
 
 
+def find_degrees(command: Sequence[str]) -> dict[str, int]:
+    """Return the degrees of parallelism that a command asks for; without those that are 1."""
+    text = " ".join(command)
+    found = {}
+    for kind, names in DEGREES.items():
+        pattern = "|".join(name.replace("-", "[-_]") for name in names)
+        given = re.findall(rf"(?<!\S)--?(?:{pattern})[= ](\d+)(?!\S)", text)
+        if given and int(given[-1]) > 1:
+            found[kind] = int(given[-1])
+    # SGLang's replicas of the attention share the GPUs of its shards.
+    if "--enable-dp-attention" in text:
+        found.pop("data", None)
+    return found
+
+
+def check_degrees(degrees: Mapping[str, int], gpus: int) -> None:
+    """Raise ``BackendError`` if a command asks for more or fewer GPUs than are leased."""
+    needed = math.prod(degrees.values())
+    if degrees and needed != gpus:
+        asked = " x ".join(f"{kind} {number}" for kind, number in degrees.items())
+        raise BackendError(
+            f"server: the command asks for {needed} GPUs ({asked}), and this test has leased {gpus}; write "
+            "{gpus} in place of the number, or lease as many"
+        )
+
+
 def parse_local_url(url: str) -> Address:
     """Parse a URL.
 
@@ -101,29 +159,30 @@ def parse_local_url(url: str) -> Address:
         raise BackendError(
             "server: the url has a user or a password before its @, which servers would not get; leave it out"
         )
+    shown = repr(url.partition("?")[0])
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise BackendError(f"server: url {_shown(url)}: {error}") from None
-    if parts.scheme != "http" or not host or parts.path.rstrip("/") not in ("", "/v1"):
-        raise BackendError(f"server: url {_shown(url)}, needs a form such as http://127.0.0.1:8000")
+        raise BackendError(f"server: url {shown}: {error}") from None
+    if parts.scheme not in ("http", "https") or not host or parts.path.rstrip("/") not in ("", "/v1"):
+        raise BackendError(f"server: url {shown}, needs a form such as http://127.0.0.1:8000")
+    port = port or (443 if parts.scheme == "https" else 80)
     try:
-        addresses = [
-            str(each[4][0]) for each in socket.getaddrinfo(host, port or 80, type=socket.SOCK_STREAM)
-        ]
+        addresses = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except OSError as error:
-        raise BackendError(f"server: url {_shown(url)}: {host} has no address ({error})") from None
+        raise BackendError(f"server: url {shown}: {host} has no address ({error})") from None
+    local = [LOOPBACK.get(each, each) for each in addresses]
     own = _own_addresses()
     local = [
-        each for each in addresses if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own
+        each for each in local if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own
     ]
     if not local:
         raise BackendError(
-            f"server: url {_shown(url)} is another host ({addresses[0]}), whose energy cannot be measured "
+            f"server: url {shown} is another host ({addresses[0]}), whose energy cannot be measured "
             "here; run the tests there"
         )
-    return Address(local[0], port or 80)
+    return Address(local[0], port, parts.scheme)
 
 
 def find_free_port() -> int:
@@ -145,10 +204,6 @@ def _split_command(command: str) -> tuple[str, ...]:
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise BackendError(f"server: the command has the placeholder {{{unknown[0]}}}; known: {known}")
     return words
-
-
-def _shown(url: str) -> str:
-    return repr(url.partition("?")[0])
 
 
 def _own_addresses() -> set[str]:

@@ -154,7 +154,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
         last: dict[str, Any] = {"delta": {}} if "messages" in asked else {"text": ""}
-        self.event({"choices": [{**last, "finish_reason": "length"}]})
+        finish = "length" if total == asked["max_tokens"] else "stop"
+        self.event({"choices": [{**last, "finish_reason": finish}]})
         if SETTINGS["fault"] != "no-usage":
             self.event({"choices": [], "usage": {**usage, "completion_tokens": total}})
         self.part(b"data: [DONE]\n\n")

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read an answer from a recorded stream: its text, its tokens and their times, or why it failed.
+
+The chunks, their text and the server's ``usage`` are checked against each other. Where they contradict, the
+request has failed, or the times of its tokens are unknown; nothing that was guessed is called exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Stream
+from pytest_llenergy.backends.server.events import iterate_events, join_texts, parse_json
+from pytest_llenergy.errors import BackendError
+from pytest_llenergy.record.secrets import hide_keys
+from pytest_llenergy.record.timeline import RequestTimeline
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+END_OF_STREAM = b"[DONE]"
+
+#: Client errors of a server that has too much to do: a request that took too long, and too many requests.
+BUSY_STATUSES = (408, 429)
+
+#: How a test names a model that the server does not list.
+NAME_IT = 'name it with @pytest.mark.backend_options(model="NAME")'
+
+#: What the client does about an answer with one of these statuses, by the first or all digits.
+REMEDIES = {
+    "3": "redirections are not followed, because nobody would know whose energy it is; give the URL of the "
+    "server itself",
+    "401": "the server needs an API key: set OPENAI_API_KEY, or name another variable by "
+    "--energy-server-key-env",
+    "404": NAME_IT,
+}
+
+
+class FailedRequestError(BackendError):
+    """A request without a usable answer, while others may succeed.
+
+    Attributes:
+        status: Status of its answer or of an error within the stream; 0 if the server gave none.
+        is_rejected: Whether the server would have answered no better at any load.
+    """
+
+    def __init__(self, message: str, status: int = 0, *, is_wrong: bool = False) -> None:
+        super().__init__(message)
+        self.status = status
+        self.is_rejected = is_wrong or (300 <= status < 500 and status not in BUSY_STATUSES)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one request.
+
+    Attributes:
+        token_ids: Empty if the server does not return them.
+        exact: Whether each token arrived in its own chunk.
+        finish: Why it ended, as the server says.
+        doubt: Which of the server's numbers contradict each other; None if none do.
+    """
+
+    text: str
+    token_ids: list[int]
+    request: RequestTimeline
+    exact: bool
+    finish: str | None = None
+    doubt: str | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens that were not computed; None if unknown."""
+        return self.request.cached_tokens
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk of an answer. ``so_far`` are the tokens up to here, if the server reports them."""
+
+    time_ns: int
+    text: str = ""
+    thought: str = ""
+    ids: tuple[int, ...] = ()
+    so_far: int | None = None
+    finish: str | None = None
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self.text or self.thought)
+
+
+def answer_text(stream: Stream) -> str:
+    """Return the text of an answer as far as it can be read; faults of the stream are for ``read_answer``."""
+    chunks = []
+    for time_ns, data in iterate_events(stream.reads):
+        with suppress(ValueError):
+            chunks.append(_read_chunk(time_ns, parse_json(data)))
+    return join_texts([chunk.text for chunk in chunks if chunk is not None])
+
+
+def has_tokens_after(stream: Stream, time_ns: int) -> bool:
+    """Return whether a stream, which may go on, has text or reasoning that arrived after a time."""
+    late = [read for read in stream.reads if read[0] > time_ns]
+    # Begins in the middle of an event perhaps, which is left out.
+    for at_ns, data in iterate_events(late):
+        with suppress(ValueError):
+            chunk = _read_chunk(at_ns, parse_json(data))
+            if chunk is not None and chunk.has_text:
+                return True
+    return False
+
+
+def read_answer(stream: Stream, name: str) -> Answer:
+    """Read the answer of one request, whose name is for messages.
+
+    Raises:
+        FailedRequestError: This request failed, or its answer cannot be used.
+    """
+    _check_status(stream, name)
+    try:
+        return _read_stream(stream, name)
+    except ValueError as error:
+        raise FailedRequestError(
+            f"server: {name}: its stream does not follow the OpenAI API ({error})", is_wrong=True
+        ) from None
+
+
+def _read_stream(stream: Stream, name: str) -> Answer:
+    chunks: list[_Chunk] = []
+    usage: Mapping[str, Any] = {}
+    is_whole = False
+    for time_ns, data in iterate_events(stream.reads, ended=stream.broke is None):
+        if data == END_OF_STREAM:
+            is_whole = True
+            break
+        try:
+            event = parse_json(data)
+        except ValueError as error:
+            shown = show_line(data.decode(errors="replace"))[:80]
+            raise FailedRequestError(f"server: {name}: a chunk is not JSON ({error}): {shown}") from None
+        _check_error(event, data, name)
+        usage = _member(event, "usage", dict) or usage
+        chunk = _read_chunk(time_ns, event)
+        if chunk is not None:
+            chunks.append(chunk)
+    finish = next((chunk.finish for chunk in reversed(chunks) if chunk.finish), None)
+    if not (is_whole or (finish and usage and not stream.broke)):
+        if not chunks and not stream.broke:
+            raise FailedRequestError(f"server: {name}: {_no_stream(stream)}", is_wrong=True)
+        why = stream.broke or "no [DONE]"
+        counted = f"{len(chunks)} chunk{'s' if len(chunks) != 1 else ''}"
+        raise FailedRequestError(f"server: {name}: the stream broke off after {counted} ({why})")
+    return _build_answer(stream, chunks, usage, finish, name)
+
+
+def _no_stream(stream: Stream) -> str:
+    """Return what came in place of a stream of events."""
+    body = stream.body().lstrip()
+    if stream.media == "text/html" or body[:1] == "<":
+        return f"{stream.path} answered with an HTML page; is this a server with the OpenAI API?"
+    if stream.media == "application/json" or body[:1] == "{":
+        return f"{stream.path} answered with JSON and no stream; the server must support stream=true"
+    return (
+        f"{stream.path} answered with no event ({stream.media or 'no content type'}: {show_line(body)[:80]})"
+    )
+
+
+def _read_chunk(time_ns: int, event: Any) -> _Chunk | None:
+    """Return what the first choice of an event holds; None if it has none.
+
+    Raises:
+        ValueError: A member is not what the API says.
+    """
+    choices = _member(event, "choices", list)
+    if not choices:
+        return None
+    choice = choices[0]
+    delta = _member(choice, "delta", dict) or {}
+    tokens = _member(_member(event, "timings", dict) or {}, "predicted_n", int)
+    if tokens is None:
+        tokens = _member(_member(event, "usage", dict) or {}, "completion_tokens", int)
+    content = delta.get("content")
+    if isinstance(content, list):
+        content = "".join(_member(part, "text", str) or "" for part in content)
+    thought = _member(delta, "reasoning_content", str) or _member(delta, "reasoning", str) or ""
+    return _Chunk(
+        time_ns=time_ns,
+        text=_member(choice, "text", str) or _member({"content": content}, "content", str) or "",
+        thought=thought or ("tool" if delta.get("tool_calls") else ""),
+        ids=tuple(_member(choice, "token_ids", list) or ()),
+        # Some report 0 until the end.
+        so_far=tokens or None,
+        finish=_member(choice, "finish_reason", str),
+    )
+
+
+def _member(value: Any, name: str, kind: type) -> Any:
+    """Return a member of an object; None if it is missing or null."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{_kind(value)} in place of an object")
+    found = value.get(name)
+    if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
+        raise ValueError(f"{name} is {_kind(found)}")
+    return found
+
+
+def _kind(value: object) -> str:
+    return show_line(repr(value))[:60]
+
+
+def _build_answer(
+    stream: Stream, chunks: Sequence[_Chunk], usage: Mapping[str, Any], finish: str | None, name: str
+) -> Answer:
+    produced, prompt_tokens = usage.get("completion_tokens"), usage.get("prompt_tokens")
+    if not (_is_count(produced) and _is_count(prompt_tokens)):
+        raise FailedRequestError(
+            f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must support "
+            "stream_options.include_usage",
+            is_wrong=True,
+        )
+    if produced < 1:
+        raise FailedRequestError(f"server: {name}: no tokens were produced")
+    with_text = [chunk for chunk in chunks if chunk.has_text]
+    if not with_text:
+        raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
+    # One token may end the reasoning and begin the answer, in a chunk each.
+    switches = sum(bool(a.text) != bool(b.text) for a, b in pairwise(with_text))
+    if len(with_text) - switches > produced:
+        raise FailedRequestError(
+            f"server: {name}: usage counts {produced} tokens, but {len(with_text)} chunks have text; the "
+            "usage must be that of the whole answer",
+            is_wrong=True,
+        )
+    counts, doubt = _count_tokens(chunks, produced, finish)
+    token_ns: tuple[int, ...] = ()
+    chunk_ns: tuple[int, ...] = ()
+    if counts is not None:
+        pairs = list(zip(chunks, counts, strict=True))
+        token_ns = tuple(chunk.time_ns for chunk, count in pairs for _ in range(count))
+        if max(counts) > 1:
+            chunk_ns = tuple(chunk.time_ns for chunk, count in pairs if count)
+    cached = (_member(usage, "prompt_tokens_details", dict) or {}).get("cached_tokens")
+    if not (cached is None or _is_count(cached)):
+        raise ValueError(f"cached_tokens is {_kind(cached)}")
+    ids = [token for chunk in chunks for token in chunk.ids]
+    return Answer(
+        text=join_texts([chunk.text for chunk in chunks]),
+        token_ids=ids if len(ids) == produced and all(map(_is_count, ids)) else [],
+        request=RequestTimeline(
+            input_tokens=prompt_tokens,
+            output_tokens=produced,
+            start_ns=stream.sent_ns,
+            first_token_ns=token_ns[0] if token_ns else with_text[0].time_ns,
+            last_token_ns=token_ns[-1] if token_ns else with_text[-1].time_ns,
+            token_ns=token_ns,
+            chunk_ns=chunk_ns,
+            cached_tokens=cached,
+        ),
+        exact=counts is not None and max(counts) <= 1,
+        finish=finish,
+        doubt=doubt,
+    )
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _count_tokens(
+    chunks: Sequence[_Chunk], produced: int, finish: str | None
+) -> tuple[list[int] | None, str | None]:
+    """Return the number of tokens in each chunk, None if unknown, and what contradicts.
+
+    A token without text, such as the one that ends the sequence, counts in the last chunk.
+    """
+    if all(chunk.so_far is not None for chunk in chunks if chunk.has_text):
+        counts, before = [], 0
+        for chunk in chunks:
+            now = before if chunk.so_far is None else chunk.so_far
+            if not before <= now <= produced:
+                return None, f"a chunk counts {now} tokens so far, after {before} and of {produced}"
+            counts.append(now - before)
+            before = now
+        if produced - before > 1:
+            return None, f"the last chunk counts {before} tokens so far, of {produced}"
+        counts[-1] += produced - before
+        return counts, None
+    counts = [int(chunk.has_text) for chunk in chunks]
+    if sum(counts) == produced:
+        return counts, None
+    if sum(counts) == produced - 1 and finish == "stop" and not chunks[-1].has_text:
+        return [*counts[:-1], 1], None
+    return None, None
+
+
+def check_lengths(
+    answer: Answer, name: str, *, asked: int, input_tokens: int | None, is_full_length: bool
+) -> None:
+    """Check that a prompt and an answer have the length that was asked for.
+
+    Args:
+        answer: The answer.
+        name: Name of the request, for messages.
+        asked: Most tokens that it may have.
+        input_tokens: Tokens of the prompt; None if that is not known ahead.
+        is_full_length: Whether it must have as many tokens as were asked for.
+
+    Raises:
+        FailedRequestError: It has not.
+    """
+    produced, counted = answer.request.output_tokens, answer.request.input_tokens
+    fault = None
+    if produced > asked:
+        fault = f"{produced} tokens instead of {asked}; the server ignores max_tokens"
+    elif produced < asked and answer.finish == "length":
+        fault = (
+            f"{produced} tokens instead of {asked}, and finish_reason is 'length': the context is full, with "
+            f"{counted} tokens in the prompt, or the server has a limit of its own"
+        )
+    elif produced < asked and is_full_length:
+        fault = f"{produced} tokens instead of {asked}; the server ignores ignore_eos"
+    elif input_tokens not in (None, counted):
+        fault = f"the server counts {counted} tokens in a prompt written to have {input_tokens}"
+    if fault is not None:
+        raise FailedRequestError(f"server: {name}: {fault}", is_wrong=True)
+
+
+def _check_status(stream: Stream, name: str) -> None:
+    status = stream.status
+    if status == 0:
+        raise FailedRequestError(f"server: {name}: no answer ({stream.broke})")
+    if status != 200:
+        raise FailedRequestError(f"server: {name}: {explain_status(stream)}", status)
+
+
+def explain_status(stream: Stream) -> str:
+    """Return status, place and message of a refusal, and what to do about it."""
+    where = f" to {stream.location}" if stream.location else ""
+    said = error_text(stream.body())
+    remedy = REMEDIES.get(str(stream.status)) or REMEDIES.get(str(stream.status)[:1])
+    return f"{stream.status} from {stream.path}{where}: {said}" + (f"; {remedy}" if remedy else "")
+
+
+def error_text(body: str) -> str:
+    """Return an error's message in one line; the body itself if it is not in the API's format."""
+    try:
+        decoded = parse_json(body)
+    except ValueError:
+        return show_line(body) or "no message"
+    error = (decoded.get("error") or decoded) if isinstance(decoded, dict) else decoded
+    message = (error.get("message") or error) if isinstance(error, dict) else error
+    return show_line(str(message))
+
+
+def show_line(text: str) -> str:
+    """Return a text of a server in one line of limited length, without keys."""
+    return " ".join(join_texts([hide_keys(text)]).split())[:MAX_ERROR_CHARACTERS]
+
+
+def _check_error(event: Any, data: bytes, name: str) -> None:
+    """Raise ``FailedRequestError`` if an event is an error; a null error is none."""
+    error = event.get("error") if isinstance(event, dict) else None
+    if not error:
+        return
+    # vLLM and llama.cpp give the status, others a word.
+    code = error.get("code") if isinstance(error, dict) else None
+    raise FailedRequestError(
+        f"server: {name}: {error_text(data.decode(errors='replace'))}", code if _is_count(code) else 0
+    )
