@@ -61,6 +61,22 @@ class TestForms:
             Request(prompt="hi", system="Be short.", output_tokens=5, follow_ups=then)
         ]
 
+    def test_parts_of_a_message_are_its_text_and_explicit_lengths_count(self, tmp_path: Path) -> None:
+        parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": " there"}]
+        talk = [{"role": "user", "content": parts}, {"role": "assistant", "content": "a long answer"}]
+        rows = ({"messages": talk, "output_tokens": 9}, {"messages": talk})
+        assert list(dataset(jsonl(tmp_path, *rows), output_tokens=9)) == [
+            Request(prompt="hi there", output_tokens=9),
+            Request(prompt="hi there", answer="a long answer"),
+        ]
+
+    def test_bad_rows_are_skipped_on_request_and_counted(self, tmp_path: Path) -> None:
+        file = jsonl(tmp_path, {"prompt": "a"}, "# no row", {"prompt": None}, {"prompt": "\ufeffb"})
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n") + b'{"prompt": "\xff"}')
+        made = dataset(file, skip_bad_rows=True)
+        assert [each.prompt for each in made] == ["a", "\ufeffb"]
+        assert made.description == "2 requests of data.jsonl, 3 rows skipped"
+
     def test_turns_with_lengths_and_pauses(self, tmp_path: Path) -> None:
         row = {
             "turns": [
@@ -113,15 +129,15 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("rows", "message"),
         [
-            (["{broken"], "line 1 is not JSON: JSON is malformed: "),
-            ([{"prompt": "a"}, [1]], "line 2: Expected `object`, got `array`"),
+            (["{broken"], "line 1: not JSON in UTF-8: JSON is malformed: "),
+            ([{"prompt": "a"}, [1]], "line 2: needs an object, found list"),
             (
                 [{"promt": "a"}],
-                "line 1: no prompt, messages, conversations, turns or input_length; it has: promt; ",
+                "line 1: no prompt, messages, conversations, turns or input_tokens; it has: promt; ",
             ),
             ([{"prompt": ""}], "line 1: Expected `str` matching regex"),
             ([{"prompt": "a", "output_tokens": 0}], "line 1: Expected `int` >= 1 - at `output_tokens`"),
-            ([{"input_length": 1.5}], "line 1: Expected `int | null`, got `float` - at `input_length`"),
+            ([{"input_length": 1.5}], "line 1: Expected `int | null`, got `float` - at `input_tokens`"),
             (
                 [{"input_length": 10, "hash_ids": [1, 2]}],
                 "line 1: 2 hash_ids of 512 tokens are more than the",
@@ -132,9 +148,31 @@ class TestFaults:
                 "request 2 is earlier than the",
             ),
             ([{"messages": [{"role": "system", "content": "x"}]}], "line 1: no message of a user"),
-            ([{"messages": "x"}], "line 1: Expected `array | null`, got `str` - at `messages`"),
+            ([{"messages": "x"}], "line 1: messages must be a list of objects"),
             ([{"turns": [{"think_s": -1}]}], "line 1: Expected `float` >= 0.0 - at `turns[0].think_s`"),
-            ([{"turns": [{"think_s": 1}]}], "line 1, turn 1: no prompt and no input_tokens"),
+            ([{"turns": [{"think_s": 1}]}], "line 1: turn 1 has no prompt and no input_tokens"),
+            (["# a comment", {"prompt": "a"}], "line 1: not JSON in UTF-8: "),
+            (['{"prompt": "a"}', '{"prompt": "\\ud800"}'], "line 2: not JSON in UTF-8: "),
+            (
+                [{"messages": [{"role": "tool", "content": "x"}]}],
+                "line 1: message 1 has the role 'tool'; known",
+            ),
+            (
+                [{"messages": [{"role": ["x"], "content": "x"}]}],
+                "line 1: message 1 has the role ['x']; known",
+            ),
+            (
+                [{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}],
+                "line 1: message 1 of user has no text, or parts that are no text",
+            ),
+            (
+                [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}],
+                "line 1: message 2 of assistant has no text",
+            ),
+            (
+                [{"conversations": [{"from": "gpt", "value": "a"}, {"from": "human", "value": "b"}]}],
+                "line 1: message 1 of gpt comes before or after where it can be used",
+            ),
             ([], "holds no requests"),
         ],
     )
@@ -142,17 +180,17 @@ class TestFaults:
         file = jsonl(tmp_path, *rows)
         with pytest.raises(LLEnergyError) as caught:
             dataset(file)
-        assert re.sub(r"^data set \S*?data\.jsonl[,:]? ", "", str(caught.value)).startswith(message)
+        assert re.sub(r"^data set \S*?data\.jsonl: ", "", str(caught.value)).startswith(message)
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("a,b\n1,2\n", "line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens; needs "),
+            ("a,b\n1,2\n", "line 1: no column TIMESTAMP, ContextTokens, GeneratedTokens, as Azure"),
             ("soon,1,1", "line 2: TIMESTAMP is 'soon', needs a form like 2023-11-16 18:15:46.68"),
-            ("2023-11-16 18:15:46,x,1", "line 2: Expected `int | null`, got `str` - at `input_length`"),
-            ("2023-11-16 18:15:46,5", "line 2: Expected `int | null`, got `str` - at `output_length`"),
-            ("2023-11-16 18:15:46,0,5", "line 2: Expected `int` >= 1 - at `input_length`"),
+            ("2023-11-16 18:15:46,x,1", "line 2: ContextTokens is 'x', needs a whole number"),
+            ("2023-11-16 18:15:46,5", "line 2: GeneratedTokens is None, needs a whole number"),
+            ("2023-11-16 18:15:46,0,5", "line 2: Expected `int` >= 1 - at `input_tokens`"),
         ],
     )
     def test_a_bad_csv_is_named_with_its_line(self, tmp_path: Path, text: str, message: str) -> None:
@@ -186,7 +224,7 @@ class TestHub:
         with pytest.raises(LLEnergyError) as caught:
             dataset("hf:openai/gsm8k", column="question")
         assert str(caught.value) == (
-            "data set hf:openai/gsm8k needs the package datasets: pip install datasets"
+            "data set hf:openai/gsm8k: needs the package datasets: pip install datasets"
         )
 
     def test_a_local_data_set_is_loaded_by_the_package(

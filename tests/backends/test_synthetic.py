@@ -217,6 +217,10 @@ class TestBatches:
                 "serve: request 1: system of a follow-up: give it to the first request",
             ),
             (
+                ["a", "b\ud800"],
+                "serve: prompt 2 is not valid Unicode: a lone surrogate, '\\ud800' at character 1",
+            ),
+            (
                 ["a", Request(prompt="a", think_s=1.0)],
                 "serve: request 2: think_s of a first request: use at_s, or a follow-up",
             ),

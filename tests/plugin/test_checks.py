@@ -88,8 +88,10 @@ class TestServer:
         assert told == f"--energy-server{message}"
 
     def test_url_names_its_option(self, pytester: pytest.Pytester) -> None:
-        told = refusal(pytester, "--energy-server=ftp://127.0.0.1")
-        assert told == ("--energy-server: url 'ftp://127.0.0.1', needs a form such as http://127.0.0.1:8000")
+        told = refusal(pytester, "--energy-server=http://127.0.0.1/other")
+        assert told == (
+            "--energy-server: url 'http://127.0.0.1/other', needs a form such as http://127.0.0.1:8000"
+        )
 
     @pytest.mark.parametrize("url", ["http://me:se same@127.0.0.1", "http://me:se/same@127.0.0.1:80/v1"])
     def test_url_with_a_password(self, pytester: pytest.Pytester, url: str) -> None:

@@ -6,17 +6,22 @@ from __future__ import annotations
 import csv
 import importlib
 import importlib.util
+import io
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
+from pytest_llenergy.backends.traffic.formats import (
+    AZURE,
+    MOONCAKE_BLOCK_TOKENS,
+    Row,
+    read_row,
+)
 from pytest_llenergy.backends.traffic.requests import (
     Count,
     Request,
@@ -31,41 +36,21 @@ from pytest_llenergy.record.files import read_limited
 
 HUB = "hf:"
 
-#: Tokens of a block in the traces of Mooncake.
-MOONCAKE_BLOCK_TOKENS = 512
-
-#: Columns of Azure's traces of LLM inference, with the keys of the same meaning.
-AZURE = {"TIMESTAMP": "timestamp", "ContextTokens": "input_length", "GeneratedTokens": "output_length"}
-
-#: Who wrote a message that is sent, by the names of OpenAI and of ShareGPT; other roles answer.
-SENDERS = {"user": "user", "human": "user", "system": "system", "developer": "system"}
-
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-class Message(msgspec.Struct):
-    """A message of a conversation, with the keys of OpenAI or of ShareGPT."""
-
-    role: str | None = None
-    content: str | None = None
-    from_: str | None = msgspec.field(name="from", default=None)
-    value: str | None = None
-
-
-class Row(msgspec.Struct):
-    """What is read of a row; ``timestamp`` is in milliseconds."""
+class Turn(msgspec.Struct):
+    """A row in the plugin's own form; see ``formats``. ``timestamp`` is in milliseconds."""
 
     prompt: Text | None = None
-    messages: list[Message] | None = None
-    conversations: list[Message] | None = None
-    turns: Annotated[list[Row], msgspec.Meta(min_length=1)] | None = None
-    input_length: Count | None = None
     input_tokens: Count | None = None
-    hash_ids: list[int] | None = None
-    output_length: Count | None = None
+    blocks: list[tuple[str, Count]] = []
+    system: str = ""
+    answer: str = ""
     output_tokens: Count | None = None
     timestamp: Seconds | None = None
     think_s: Seconds = 0.0
+    turns: Annotated[list[Turn], msgspec.Meta(min_length=1)] | None = None
 
 
 def dataset(
@@ -76,6 +61,7 @@ def dataset(
     limit: int | None = None,
     time_scale: float = 1.0,
     block_tokens: int = MOONCAKE_BLOCK_TOKENS,
+    skip_bad_rows: bool = False,
     name: str | None = None,
     split: str = "train",
 ) -> Requests:
@@ -89,6 +75,7 @@ def dataset(
         limit: Number of requests to take, from the start; None for all.
         time_scale: Factor for all times: 0.5 sends twice as fast.
         block_tokens: Tokens of each of a row's ``hash_ids``.
+        skip_bad_rows: Leave out rows that cannot be used; the record says how many.
         name: Configuration of a data set of the hub.
         split: Split of a data set of the hub.
 
@@ -101,186 +88,142 @@ def dataset(
     if not is_number(time_scale) or not time_scale:
         raise LLEnergyError(f"{label}: time_scale is {shorten(time_scale)}, needs a number, more than 0")
     text = str(source)
-    if text.startswith(HUB):
-        rows = _hub_rows(label, text.removeprefix(HUB), name, split)
-    else:
-        rows = _file_rows(label, Path(source))
-    reader = _Reader(label, output_tokens, block_tokens)
-    requests = [reader.read(where, _convert(where, row, column)) for where, row in islice(rows, limit)]
-    if not requests:
-        raise LLEnergyError(f"{label} holds no requests")
-    shown = Path(text).name if not text.startswith(HUB) else text
-    parts = (f"{len(requests)} requests of {shown}", f"times x {time_scale:g}" if time_scale != 1 else "")
-    return Requests(_scheduled(label, requests, time_scale), ", ".join(filter(None, parts)))
+    is_hub = text.startswith(HUB)
+    rows = _hub_rows(text.removeprefix(HUB), name, split) if is_hub else _file_rows(Path(source))
+    reader = _Reader(column, output_tokens, block_tokens)
+    requests: list[Request] = []
+    skipped = 0
+    try:
+        for where, row in rows:
+            if len(requests) == limit:
+                break
+            try:
+                requests.append(reader.read(where, row))
+            except LLEnergyError as error:
+                if not skip_bad_rows:
+                    raise LLEnergyError(f"{where}: {error}") from None
+                skipped += 1
+        if not requests:
+            raise LLEnergyError("holds no requests that can be used")
+        requests = _scheduled(requests, time_scale)
+    except LLEnergyError as error:
+        raise LLEnergyError(f"{label}: {error}") from None
+    parts = [f"{len(requests)} requests of {text if is_hub else Path(text).name}"]
+    parts += [f"{skipped} rows skipped"] if skipped else []
+    parts += [f"times x {time_scale:g}"] if time_scale != 1 else []
+    return Requests(requests, ", ".join(parts))
 
 
-def _scheduled(label: str, requests: list[Request], time_scale: float) -> list[Request]:
+def _scheduled(requests: list[Request], time_scale: float) -> list[Request]:
     """Return the requests with times from the first one on."""
     times = [request.at_s for request in requests]
     timed = [at_s for at_s in times if at_s is not None]
     if not timed:
         return requests
     if len(timed) < len(times):
-        raise LLEnergyError(f"{label}: request {times.index(None) + 1} has no timestamp, and others have one")
+        raise LLEnergyError(f"request {times.index(None) + 1} has no timestamp, and others have one")
     for number, (before, at_s) in enumerate(pairwise(timed), 2):
         if at_s < before:
-            raise LLEnergyError(
-                f"{label}: request {number} is earlier than the one before; sort by timestamp"
-            )
+            raise LLEnergyError(f"request {number} is earlier than the one before; sort by timestamp")
     return [
         msgspec.structs.replace(request, at_s=(at_s - timed[0]) * time_scale)
         for request, at_s in zip(requests, timed, strict=True)
     ]
 
 
-def _convert(where: str, row: Any, column: str | None) -> Row:
-    if isinstance(row, dict) and column is not None:
-        row = {**row, "prompt": row.get(column)}
-    try:
-        # Numbers of CSV files are texts.
-        found = msgspec.convert(row, Row, strict=not isinstance(row, _CsvRow))
-    except msgspec.ValidationError as error:
-        raise LLEnergyError(f"{where}: {str(error).replace('$.', '')}") from None
-    kinds = (found.prompt, found.messages, found.conversations, found.turns)
-    if all(each is None for each in (*kinds, found.input_length, found.input_tokens)):
-        has = ", ".join(map(str, row)) or "nothing"
-        raise LLEnergyError(
-            f"{where}: no {column or 'prompt, messages, conversations, turns or input_length'}; it has: "
-            f"{has}; column= names the key of the prompt"
-        )
-    return found
-
-
 @dataclass(frozen=True)
 class _Reader:
-    """Makes a request of a row. ``where`` names the row in messages."""
+    """Makes requests of rows. ``output_tokens`` is the length where a row has neither length nor answer."""
 
-    label: str
+    column: str | None
     output_tokens: int | None
     block_tokens: int
 
-    def read(self, where: str, row: Row) -> Request:
-        messages = row.messages or row.conversations
-        if row.turns is not None:
-            first, *others = (self._turn(f"{where}, turn {n}", turn) for n, turn in enumerate(row.turns, 1))
-            request = msgspec.structs.replace(first, follow_ups=tuple(others))
-        elif row.prompt is None and messages is not None:
-            request = self._dialogue(where, messages, row)
+    def read(self, where: str, row: Any) -> Request:
+        """Return the request of a row. Raises ``LLEnergyError`` for one that cannot be used."""
+        if isinstance(row, bytes):
+            row = _decode(row)
+        whole = self._convert(read_row(row, self.column, self.block_tokens), row)
+        if whole.turns is None:
+            request = self._turn(where, whole)
         else:
-            request = self._turn(where, row)
-        return msgspec.structs.replace(request, at_s=None if row.timestamp is None else row.timestamp / 1000)
+            first, *others = (self._turn(f"{where}, turn {n}", turn) for n, turn in enumerate(whole.turns, 1))
+            request = msgspec.structs.replace(first, follow_ups=tuple(others))
+        at_s = None if whole.timestamp is None else whole.timestamp / 1000
+        return msgspec.structs.replace(request, at_s=at_s, system=whole.system)
 
-    def _turn(self, where: str, row: Row) -> Request:
-        tokens, length = row.input_length or row.input_tokens, self._output_tokens(row)
-        if row.prompt is not None:
-            return Request(prompt=row.prompt, output_tokens=length, think_s=row.think_s)
-        if tokens is None:
-            raise LLEnergyError(f"{where}: no prompt and no input_tokens")
-        # As in traces of Mooncake: equal ids are equal blocks, and the rest is this prompt's own.
-        size, ids = self.block_tokens, row.hash_ids or []
-        if (len(ids) - 1) * size >= tokens:
+    def _convert(self, read: Row, row: Any) -> Turn:
+        try:
+            found = msgspec.convert(read, Turn)
+        except msgspec.ValidationError as error:
+            raise LLEnergyError(str(error).replace("$.", "")) from None
+        if found.prompt is None and found.turns is None and found.input_tokens is None:
+            has = ", ".join(map(str, row)) or "nothing"
             raise LLEnergyError(
-                f"{where}: {len(ids)} hash_ids of {size} tokens are more than the prompt's {tokens}; see "
-                "block_tokens"
+                f"no {self.column or 'prompt, messages, conversations, turns or input_tokens'}; it has: "
+                f"{has}; column= names the key of the prompt"
             )
-        blocks = [(f"hash/{each}", min(size, tokens - n * size)) for n, each in enumerate(ids)]
-        rest = tokens - sum(length for _, length in blocks)
-        # Without the path: the digest of a data set must not depend on where it is.
-        blocks += [(where.removeprefix(self.label), rest)] if rest else []
-        return Request(blocks=tuple(blocks), output_tokens=length, think_s=row.think_s)
+        return found
 
-    def _output_tokens(self, row: Row) -> int | None:
-        return row.output_tokens or row.output_length or self.output_tokens
-
-    def _dialogue(self, where: str, messages: list[Message], row: Row) -> Request:
-        """Return a conversation in the form of OpenAI or ShareGPT; its answers only give output lengths."""
-        length = self._output_tokens(row)
-        system, turns = [], list[Request]()
-        for message in messages:
-            sender = SENDERS.get(message.role or message.from_ or "", "answer")
-            text = message.content or message.value or ""
-            if sender != "answer" and not text.strip():
-                raise LLEnergyError(f"{where}: a message of {sender} has no text")
-            if sender == "system":
-                system.append(text)
-            elif sender == "user":
-                turns.append(Request(prompt=text, output_tokens=length))
-            elif turns and text and not turns[-1].answer and length in (None, self.output_tokens):
-                turns[-1] = msgspec.structs.replace(turns[-1], answer=text, output_tokens=None)
-        if not turns:
-            raise LLEnergyError(f"{where}: no message of a user")
-        return msgspec.structs.replace(turns[0], system="\n\n".join(system), follow_ups=tuple(turns[1:]))
+    def _turn(self, where: str, row: Turn) -> Request:
+        length = row.output_tokens or (None if row.answer else self.output_tokens)
+        answer = "" if row.output_tokens else row.answer
+        if row.prompt is not None:
+            return Request(prompt=row.prompt, output_tokens=length, answer=answer, think_s=row.think_s)
+        if row.input_tokens is None:
+            raise LLEnergyError(f"{where.rpartition(', ')[2]} has no prompt and no input_tokens")
+        # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place
+        # without the path: the digest of a data set must not depend on where it is.
+        rest = row.input_tokens - sum(tokens for _, tokens in row.blocks)
+        blocks = [*row.blocks, *([(f", {where}", rest)] if rest > 0 else [])]
+        return Request(blocks=tuple(blocks), output_tokens=length, answer=answer, think_s=row.think_s)
 
 
-class _CsvRow(dict[str, Any]):
-    """A row whose numbers are texts."""
+def _decode(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LLEnergyError(f"not JSON in UTF-8: {error}") from None
 
 
-def _file_rows(label: str, path: Path) -> Iterator[tuple[str, Any]]:
+def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield rows with their places; lines of JSON undecoded, so that each may be skipped."""
     kinds = (".jsonl", ".json", ".csv")
     kind = path.suffix.lower()
     if kind not in kinds:
-        raise LLEnergyError(f"{label}: needs a file that ends in {', '.join(kinds)}, or {HUB}NAME")
+        raise LLEnergyError(f"needs a file that ends in {', '.join(kinds)}, or {HUB}NAME")
     try:
-        text = read_limited(path).decode("utf-8-sig")
+        data = read_limited(path).removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
-        raise LLEnergyError(f"{label} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise LLEnergyError(f"{label} is not UTF-8 text ({error}); convert it") from None
+        raise LLEnergyError(f"cannot be read: {error.strerror}") from None
     if kind == ".csv":
-        yield from _csv_rows(label, text)
+        yield from _csv_rows(data)
     elif kind == ".json":
-        rows = _decode(label, text)
+        rows = _decode(data)
         if not isinstance(rows, list):
-            raise LLEnergyError(f"{label} is not a JSON list of objects; use .jsonl for one object a line")
-        yield from ((f"{label}, item {number}", row) for number, row in enumerate(rows, 1))
+            raise LLEnergyError("not a JSON list of objects; use .jsonl for one object a line")
+        yield from ((f"item {number}", row) for number, row in enumerate(rows, 1))
     else:
         # Not ``splitlines``: JSON texts may hold other line ends than this one.
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield f"{label}, line {number}", _decode(f"{label}, line {number}", line)
+        lines = enumerate(data.split(b"\n"), 1)
+        yield from ((f"line {number}", line) for number, line in lines if line.strip())
 
 
-def _decode(where: str, text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise LLEnergyError(f"{where} is not JSON: {error}") from None
-
-
-def _csv_rows(label: str, text: str) -> Iterator[tuple[str, Any]]:
-    table = csv.DictReader(text.splitlines())
-    missing = [column for column in AZURE if column not in (table.fieldnames or ())]
+def _csv_rows(data: bytes) -> Iterator[tuple[str, Any]]:
+    table = csv.DictReader(io.StringIO(data.decode(errors="replace"), newline=""))
+    missing = [column for column in ("TIMESTAMP", *AZURE) if column not in (table.fieldnames or ())]
     if missing:
-        raise LLEnergyError(
-            f"{label}, line 1: no column {', '.join(missing)}; needs the columns {', '.join(AZURE)}"
-        )
-    for line in table:
-        where = f"{label}, line {table.line_num}"
-        row = {AZURE[column]: line[column] or "" for column in AZURE}
-        yield where, _CsvRow({**row, "timestamp": _milliseconds(where, row["timestamp"])})
+        raise LLEnergyError(f"line 1: no column {', '.join(missing)}, as Azure's traces have")
+    yield from ((f"line {table.line_num}", row) for row in table)
 
 
-def _milliseconds(where: str, text: str) -> float:
-    # Azure writes seven digits of a second; Python 3.10 reads three or six.
-    fitting = re.sub(r"\.(\d+)", lambda match: "." + match[1][:6].ljust(6, "0"), text.strip())
-    try:
-        at = datetime.fromisoformat(fitting)
-    except ValueError:
-        raise LLEnergyError(
-            f"{where}: TIMESTAMP is {text!r}, needs a form like 2023-11-16 18:15:46.68"
-        ) from None
-    return (at - datetime(2000, 1, 1, tzinfo=at.tzinfo)).total_seconds() * 1000
-
-
-def _hub_rows(label: str, path: str, name: str | None, split: str) -> Iterator[tuple[str, Any]]:
+def _hub_rows(path: str, name: str | None, split: str) -> Iterator[tuple[str, Any]]:
     if importlib.util.find_spec("datasets") is None:
-        raise LLEnergyError(f"{label} needs the package datasets: pip install datasets")
+        raise LLEnergyError("needs the package datasets: pip install datasets")
     try:
         rows = importlib.import_module("datasets").load_dataset(path, name, split=split)
     except Exception as error:
         # Whatever the library, its file formats and its network raise.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LLEnergyError(f"{label}: datasets cannot load it: {reason}") from error
-    for number, row in enumerate(rows, 1):
-        yield f"{label}, row {number}", row
+        raise LLEnergyError(f"datasets cannot load it: {reason}") from error
+    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))

@@ -87,11 +87,22 @@ def check_inputs(task: str, inputs: Any) -> None:
             f"{task}: prompts must be a list of one or more strings, or of requests, found {shorten(inputs)}"
         )
     for number, request in enumerate(inputs, 1):
-        if isinstance(request, str):
-            continue
-        fault = _first_fault(request) or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
-        if fault:
-            raise BackendError(f"{task}: request {number}: {fault}")
+        if isinstance(request, Request):
+            fault = _first_fault(request)
+            fault = fault or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
+            if fault:
+                raise BackendError(f"{task}: request {number}: {fault}")
+        for turn in as_request(request).turns():
+            _check_text(f"{task}: prompt {number}", turn.prompt + turn.system + turn.answer)
+
+
+def _check_text(where: str, text: str) -> None:
+    """Raise ``BackendError`` for a text that no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{text[error.start]!a} at character {error.start}"
+        raise BackendError(f"{where} is not valid Unicode: a lone surrogate, {found}; replace it") from None
 
 
 def _fault(request: Request) -> str | None:

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read rows in the forms of OpenAI, ShareGPT, Mooncake and Azure as rows of the plugin's own form.
+
+A row of that form is an object with ``prompt`` or ``input_tokens``, and perhaps ``system``, ``answer``,
+``output_tokens``, ``timestamp`` (milliseconds), ``think_s``, and ``turns``, which are rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pytest_llenergy.errors import LLEnergyError
+
+Row = dict[str, Any]
+
+#: Who wrote a message, by the names of OpenAI and of ShareGPT. Others, such as tools, are refused.
+ROLES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+}
+
+#: Columns of Azure's traces of LLM inference, with the keys of the same meaning.
+AZURE = {"ContextTokens": "input_tokens", "GeneratedTokens": "output_tokens"}
+
+#: Tokens of a block in Mooncake's traces.
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+def read_messages(row: Mapping[str, Any]) -> Row:
+    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: what users say, and how long answers are.
+
+    Raises:
+        LLEnergyError: A message cannot be used.
+    """
+    messages = row.get("messages", row.get("conversations"))
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
+        raise LLEnergyError("messages must be a list of objects")
+    system: list[str] = []
+    turns: list[Row] = []
+    for number, message in enumerate(messages, 1):
+        said = message.get("role", message.get("from"))
+        role = ROLES.get(said) if isinstance(said, str) else None
+        text = _text(message.get("content", message.get("value")))
+        if role is None:
+            raise LLEnergyError(f"message {number} has the role {said!r}; known: {', '.join(ROLES)}")
+        if text is None or (role != "assistant" and not text.strip()):
+            raise LLEnergyError(f"message {number} of {said} has no text, or parts that are no text")
+        if role == "system" and not turns:
+            system.append(text)
+        elif role == "user":
+            turns.append({"prompt": text})
+        elif role == "assistant" and turns and "answer" not in turns[-1]:
+            turns[-1]["answer"] = text
+        else:
+            raise LLEnergyError(f"message {number} of {said} comes before or after where it can be used")
+    if not turns:
+        raise LLEnergyError("no message of a user")
+    kept = {name: value for name, value in row.items() if name not in ("messages", "conversations")}
+    if (length := kept.pop("output_tokens", None)) is not None:
+        turns = [turn | {"output_tokens": length} for turn in turns]
+    return {**kept, "system": "\n\n".join(system), "turns": turns}
+
+
+def _text(content: Any) -> str | None:
+    """Return the text of a message; None if it has parts that are no text."""
+    if isinstance(content, list):
+        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    return content if isinstance(content, str) else None
+
+
+def read_mooncake(row: Mapping[str, Any], block_tokens: int) -> Row:
+    """Read a row of a trace of Mooncake: lengths, and hash ids of the blocks that prompts share.
+
+    Raises:
+        LLEnergyError: There are more blocks than the prompt has tokens.
+    """
+    names = {"input_length": "input_tokens", "output_length": "output_tokens"}
+    read = {names.get(name, name): value for name, value in row.items() if name != "hash_ids"}
+    tokens, ids = read.get("input_tokens"), row.get("hash_ids") or []
+    if isinstance(tokens, int) and isinstance(ids, list):
+        if (len(ids) - 1) * block_tokens >= tokens:
+            raise LLEnergyError(
+                f"{len(ids)} hash_ids of {block_tokens} tokens are more than the prompt's {tokens}; see "
+                "block_tokens"
+            )
+        starts = [n * block_tokens for n in range(len(ids))]
+        read["blocks"] = [
+            [f"hash/{each}", min(block_tokens, tokens - start)]
+            for each, start in zip(ids, starts, strict=True)
+        ]
+    return read
+
+
+def read_azure(row: Mapping[str, Any]) -> Row:
+    """Read a row of a trace of Azure, whose cells are texts.
+
+    Raises:
+        LLEnergyError: A cell is no number or no time.
+    """
+    read: Row = {}
+    for column, name in AZURE.items():
+        text = row.get(column)
+        if text is None or not text.strip().isdecimal():
+            raise LLEnergyError(f"{column} is {text!r}, needs a whole number")
+        read[name] = int(text)
+    # Azure writes seven digits of a second; Python 3.10 reads three or six.
+    text = row["TIMESTAMP"] or ""
+    fitting = re.sub(r"\.(\d+)", lambda match: "." + match[1][:6].ljust(6, "0"), text.strip())
+    try:
+        at = datetime.fromisoformat(fitting)
+    except ValueError:
+        raise LLEnergyError(f"TIMESTAMP is {text!r}, needs a form like 2023-11-16 18:15:46.68") from None
+    return {**read, "timestamp": (at - datetime(2000, 1, 1, tzinfo=at.tzinfo)).total_seconds() * 1000}
+
+
+def read_row(row: Any, column: str | None, block_tokens: int) -> Row:
+    """Read a row of whatever form as one of the plugin's.
+
+    Raises:
+        LLEnergyError: It has none of the forms.
+    """
+    if not isinstance(row, dict):
+        raise LLEnergyError(f"needs an object, found {type(row).__name__}")
+    if column is not None:
+        return {**row, "prompt": row.get(column)}
+    if "TIMESTAMP" in row:
+        return read_azure(row)
+    if row.get("prompt") is None and ("messages" in row or "conversations" in row):
+        return read_messages(row)
+    return read_mooncake(row, block_tokens)
