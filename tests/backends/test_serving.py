@@ -342,6 +342,22 @@ class TestStreams:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(
+        ("parts", "numbers"),
+        [
+            ([event("a", **usage(3, 1)), event("b", **usage(3, 1)), event(finish="length")], (1, 2)),
+            ([event("ab", **usage(3, 4)), event("cd", finish="length")], (4, 1)),
+        ],
+        ids=["of-each-chunk", "before-the-end"],
+    )
+    def test_usage_that_contradicts_the_text_is_refused_with_both_numbers(
+        self, parts: list[bytes], numbers: tuple[int, int]
+    ) -> None:
+        with pytest.raises(
+            FailedRequestError, match=r"usage counts {} tokens, \w+ {} chunks".format(*numbers)
+        ):
+            answer(*((120, part) for part in parts), (150, DONE))
+
+    @pytest.mark.parametrize(
         ("status", "is_rejected"),
         [(400, True), (413, True), (422, True), (408, False), (429, False), (503, False)],
     )

@@ -42,6 +42,8 @@ OPTIONS: dict[str, Any] = {
     "key": None,
     # How many prompt tokens are said to be in a cache.
     "cached": 0,
+    # Most tokens of a prompt, which is cut to them.
+    "cuts": 100000,
     # Tokens of context.
     "context": 100000,
     # Another port to which requests are sent on.
@@ -118,6 +120,7 @@ class Handler(BaseHTTPRequestHandler):
         words = (
             sum(len(str(each["content"]).split()) for each in prompt) if chat else len(str(prompt).split())
         )
+        words = min(words, OPTIONS["cuts"])
         tokens = min(int(asked["max_tokens"]), OPTIONS["context"] - words)
         usage = {
             "prompt_tokens": words,

@@ -26,6 +26,8 @@ SERVER = Path(__file__).with_name("server.py")
 LOAD = """
 def test_load(energy, backend):
     prompts = ["one two three four five", "one two three"]
+    if "long" in backend.name:
+        prompts = ["word " * 1000]
     energy(backend.serve, prompts, {load}, num_requests=6, max_new_tokens=8{more})
 """
 
@@ -212,6 +214,7 @@ STREAMS: dict[str, dict[str, Any]] = {
     "bom": {"begin": "efbbbf", "newline": "\r\n", "done": "data: [DONE]"},
     "comments": {"begin": b": ping\n\nevent: open\ndata:\n\n".hex(), "done": ""},
     "lines": {"begin": b'data: {"choices":\ndata: []}\n\nid\n\n'.hex(), "token": "\ud83d"},
+    "long-whole": {},
     "no-health": {"gets": {"/v1/models": 200}},
 }
 
@@ -283,6 +286,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "chats": ({"endpoints": ["chat/completions"]}, "endpoint='chat'"),
     "full": ({"context": 10}, "finish_reason is 'length': the context is full"),
     "moved": ({"redirect": 1}, "307 from /v1/completions to http://127.0.0.1:1/v1/completions"),
+    "long": ({"cuts": 600}, "600 tokens in a prompt of 5000 characters, and 500 and 500 in its halves"),
     "per-chunk": ({"usage": "of the chunk"}, "usage counts 1 tokens, but 8 chunks have text"),
 }
 

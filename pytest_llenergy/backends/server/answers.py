@@ -36,6 +36,7 @@ REMEDIES = {
     "server itself",
     "401": "the server needs an API key: set OPENAI_API_KEY, or name another variable by "
     "--energy-server-key-env",
+    "403": "does the API key allow it? OPENAI_API_KEY, or the variable that --energy-server-key-env names",
     "404": NAME_IT,
 }
 
@@ -133,6 +134,8 @@ def read_answer(stream: Stream, name: str) -> Answer:
 def _read_stream(stream: Stream, name: str) -> Answer:
     chunks: list[_Chunk] = []
     usage: Mapping[str, Any] = {}
+    # Chunks before the usage.
+    counted = 0
     is_whole = False
     for time_ns, data in iterate_events(stream.reads, ended=stream.broke is None):
         if data == END_OF_STREAM:
@@ -144,17 +147,25 @@ def _read_stream(stream: Stream, name: str) -> Answer:
             shown = show_line(data.decode(errors="replace"))[:80]
             raise FailedRequestError(f"server: {name}: a chunk is not JSON ({error}): {shown}") from None
         _check_error(event, data, name)
-        usage = _member(event, "usage", dict) or usage
         chunk = _read_chunk(time_ns, event)
         if chunk is not None:
             chunks.append(chunk)
+        if reported := _member(event, "usage", dict):
+            usage, counted = reported, len(chunks)
     finish = next((chunk.finish for chunk in reversed(chunks) if chunk.finish), None)
     if not (is_whole or (finish and usage and not stream.broke)):
         if not chunks and not stream.broke:
             raise FailedRequestError(f"server: {name}: {_no_stream(stream)}", is_wrong=True)
         why = stream.broke or "no [DONE]"
-        counted = f"{len(chunks)} chunk{'s' if len(chunks) != 1 else ''}"
-        raise FailedRequestError(f"server: {name}: the stream broke off after {counted} ({why})")
+        number = f"{len(chunks)} chunk{'s' if len(chunks) != 1 else ''}"
+        raise FailedRequestError(f"server: {name}: the stream broke off after {number} ({why})")
+    later = sum(chunk.has_text for chunk in chunks[counted:])
+    if usage and later:
+        raise FailedRequestError(
+            f"server: {name}: usage counts {usage.get('completion_tokens')} tokens, and {later} chunks with "
+            "text come after it; the usage must be that of the whole answer",
+            is_wrong=True,
+        )
     return _build_answer(stream, chunks, usage, finish, name)
 
 
@@ -164,7 +175,8 @@ def _no_stream(stream: Stream) -> str:
     if stream.media == "text/html" or body[:1] == "<":
         return f"{stream.path} answered with an HTML page; is this a server with the OpenAI API?"
     if stream.media == "application/json" or body[:1] == "{":
-        return f"{stream.path} answered with JSON and no stream; the server must support stream=true"
+        said = f": {error_text(body)}" if '"error"' in body else ""
+        return f"{stream.path} answered with JSON and no stream; the server must support stream=true{said}"
     return (
         f"{stream.path} answered with no event ({stream.media or 'no content type'}: {show_line(body)[:80]})"
     )
@@ -181,9 +193,9 @@ def _read_chunk(time_ns: int, event: Any) -> _Chunk | None:
         return None
     choice = choices[0]
     delta = _member(choice, "delta", dict) or {}
-    tokens = _member(_member(event, "timings", dict) or {}, "predicted_n", int)
+    tokens = (_member(event, "timings", dict) or {}).get("predicted_n")
     if tokens is None:
-        tokens = _member(_member(event, "usage", dict) or {}, "completion_tokens", int)
+        tokens = (_member(event, "usage", dict) or {}).get("completion_tokens")
     content = delta.get("content")
     if isinstance(content, list):
         content = "".join(_member(part, "text", str) or "" for part in content)
@@ -194,7 +206,7 @@ def _read_chunk(time_ns: int, event: Any) -> _Chunk | None:
         thought=thought or ("tool" if delta.get("tool_calls") else ""),
         ids=tuple(_member(choice, "token_ids", list) or ()),
         # Some report 0 until the end.
-        so_far=tokens or None,
+        so_far=tokens if _is_count(tokens) and tokens else None,
         finish=_member(choice, "finish_reason", str),
     )
 
@@ -340,7 +352,7 @@ def _check_status(stream: Stream, name: str) -> None:
 
 def explain_status(stream: Stream) -> str:
     """Return status, place and message of a refusal, and what to do about it."""
-    where = f" to {stream.location}" if stream.location else ""
+    where = f" to {show_line(stream.location)}" if stream.location else ""
     said = error_text(stream.body())
     remedy = REMEDIES.get(str(stream.status)) or REMEDIES.get(str(stream.status)[:1])
     return f"{stream.status} from {stream.path}{where}: {said}" + (f"; {remedy}" if remedy else "")

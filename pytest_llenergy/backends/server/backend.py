@@ -45,6 +45,9 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision
 
+#: Prompts of fewer characters are in no server's way, and two halves may have so much fewer tokens than both.
+LONG_PROMPT, HALVES_SHARE = 4000, 0.9
+
 
 class ServerBackend:
     """Completions of any server with the OpenAI API on this host; each prompt is a streamed request.
@@ -61,6 +64,8 @@ class ServerBackend:
         self._family: ProcessFamily | None = None
         #: Texts written last, with what they were written for: a load curve sends the same at each rate.
         self._written: tuple[tuple[str, list[Request]], Writer, list[Request]] | None = None
+        #: Prompts that the server was seen to process whole.
+        self._whole: set[tuple[str, str]] = set()
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         settings = ServerSettings.parse(options)
@@ -74,6 +79,7 @@ class ServerBackend:
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> BatchJob:
         endpoint = self._endpoint
         endpoint.check_offered("completions")
+        self._check_whole(prompts, "completions")
         encoder = Encoder(endpoint.model, endpoint.dialect, params)
         return BatchJob(endpoint, [encoder.encode(Request(prompt=prompt)) for prompt in prompts], params)
 
@@ -96,6 +102,7 @@ class ServerBackend:
                 self._written = asked, writer, writer.write(requests)
             _, writer, requests = self._written
             reopen = writer.reopen if params.prefix_cache else None
+        self._check_whole([turn.prompt for each in requests for turn in each.turns()], params.endpoint)
         requests = [requests[number % len(requests)] for number in range(params.requests)]
         return LoadJob(endpoint, requests, params, encoder, reopen)
 
@@ -124,6 +131,29 @@ class ServerBackend:
                 count = read_answer(stream, "counting tokens").request.input_tokens
             counts.append(count)
         return counts
+
+    def _check_whole(self, prompts: Sequence[str], endpoint: str) -> None:
+        """Check that the longest prompt has the tokens of its halves: some servers cut prompts in silence.
+
+        Raises:
+            BackendError: It has fewer.
+        """
+        longest = max(prompts, key=len)
+        if (
+            self._endpoint.dialect.refuses_long
+            or len(longest) < LONG_PROMPT
+            or (endpoint, longest) in self._whole
+        ):
+            return
+        middle = len(longest) // 2
+        parts = longest, longest[:middle], longest[middle:], "a"
+        whole, first, second, added = self.count_tokens(parts, endpoint)
+        if whole < HALVES_SHARE * (first + second - added):
+            raise BackendError(
+                f"server: it counts {whole} tokens in a prompt of {len(longest)} characters, and {first} and "
+                f"{second} in its halves, so it cuts long prompts; give it a longer context"
+            )
+        self._whole.add((endpoint, longest))
 
     def synchronize(self) -> None:
         """A request is done when its stream has ended."""

@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_llenergy.backends.server.answers import Answer, FailedRequestError, check_lengths, read_answer
+from pytest_llenergy.backends.server.answers import (
+    Answer,
+    FailedRequestError,
+    check_lengths,
+    read_answer,
+    show_line,
+)
 from pytest_llenergy.backends.server.client import PATHS, Client, Stream
 from pytest_llenergy.backends.server.idle import SETTLE_S, IdleCheck
 from pytest_llenergy.backends.server.process import is_port_closed
@@ -85,7 +91,7 @@ class Endpoint:
         path, name = place
         found: Any = self.client.get(path).json()
         value = found.get(name) if isinstance(found, dict) else None
-        return None if value is None else str(value)
+        return None if value is None else show_line(str(value))
 
     def prepare_round(self, connections: int) -> None:
         """Open connections, and wait until the server is idle.

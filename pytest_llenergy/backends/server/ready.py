@@ -21,6 +21,7 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.timeouts import HEALTH_POLL_S, HEALTH_TIMEOUT_S, PROBE_TIMEOUT_S
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
+from pytest_llenergy.record.secrets import hide_keys
 
 MODELS_PATH = "/v1/models"
 
@@ -28,7 +29,7 @@ MODELS_PATH = "/v1/models"
 READY_PATHS = ("/health", MODELS_PATH)
 
 #: Statuses of a path or method that a server does not have, and of a key that it refuses.
-ABSENT, FORBIDDEN = (404, 405, 501), (401, 403)
+ABSENT, FORBIDDEN = (400, 404, 405, 422, 501), (401, 403)
 
 CheckAlive = Callable[[str], None]
 
@@ -125,4 +126,4 @@ def probe_endpoints(
 
 def model_label(name: str) -> str:
     """Return a model's name in the API; of a path only the last part."""
-    return Path(name).name if Path(name).is_absolute() else name
+    return hide_keys(Path(name).name if Path(name).is_absolute() else name)

@@ -50,6 +50,7 @@ class Dialect:
         stops: Whether ``stop_token_ids`` is supported.
         takes_top_k: Whether ``top_k`` is supported.
         keeps: Whether the server keeps a connection after a stream. llama.cpp's says so and closes it.
+        refuses_long: Whether the server refuses prompts that are too long, which others cut.
         version: Path and field of the server's version.
         count_tokens: Asks the server for the tokens of a text, given the model's name and whether the text is
             a chat message; None if it does not answer.
@@ -63,6 +64,7 @@ class Dialect:
     stops: bool = False
     takes_top_k: bool = False
     keeps: bool = False
+    refuses_long: bool = True
     version: tuple[str, str] | None = None
     count_tokens: Callable[[Client, str, str, bool], int | None] = lambda *_: None
     weights: tuple[str, str] | None = None
@@ -98,7 +100,7 @@ DIALECTS = {
     "tensorrt_llm": Dialect("TensorRT-LLM", keeps=True),
 }
 
-UNKNOWN_DIALECT = Dialect("unknown")
+UNKNOWN_DIALECT = Dialect("unknown", refuses_long=False)
 
 
 def select_dialect(models: Sequence[Mapping[str, Any]]) -> Dialect:

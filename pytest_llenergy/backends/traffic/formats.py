@@ -68,8 +68,9 @@ def read_messages(row: Mapping[str, Any]) -> Row:
 def _text(content: Any) -> str | None:
     """Return the text of a message; None if it has parts that are no text."""
     if isinstance(content, list):
-        texts = [part.get("text") if isinstance(part, dict) else part for part in content]
-        return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        parts = [_text(part.get("text") if isinstance(part, dict) else part) for part in content]
+        texts = [part for part in parts if part is not None]
+        return "".join(texts) if len(texts) == len(parts) else None
     return content if isinstance(content, str) else None
 
 
