@@ -272,6 +272,13 @@ class TestStreams:
         assert got.request.token_ns == (120 * MS, 150 * MS, 150 * MS)
         assert not got.exact
 
+    def test_tokens_without_text_at_the_end_have_no_times(self) -> None:
+        """As of llama.cpp, whose last tokens may be a part of a character."""
+        counted = b'data: {"choices": [], %b\n\n' % json.dumps(usage(2, 3)).encode()[1:]
+        first, last = event("a", timings={"predicted_n": 1}), event(finish="length")
+        got = answer((120, first), (150, last), (150, counted), (150, DONE))
+        assert (got.exact, got.request.token_ns, got.doubt) == (False, (), None)
+
     def test_token_ids_are_kept_if_the_server_returns_all(self) -> None:
         parts = [
             (120, event("a", choice={"token_ids": [7]}, **usage(1, 1))),

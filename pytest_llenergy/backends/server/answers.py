@@ -242,13 +242,14 @@ def _build_answer(
         raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
     # One token may end the reasoning and begin the answer, in a chunk each.
     switches = sum(bool(a.text) != bool(b.text) for a, b in pairwise(with_text))
-    if len(with_text) - switches > produced:
+    texts = len(with_text) - switches
+    if texts > produced:
         raise FailedRequestError(
             f"server: {name}: usage counts {produced} tokens, but {len(with_text)} chunks have text; the "
             "usage must be that of the whole answer",
             is_wrong=True,
         )
-    counts, doubt = _count_tokens(chunks, produced, finish)
+    counts, doubt = _count_tokens(chunks, texts, produced, finish)
     token_ns: tuple[int, ...] = ()
     chunk_ns: tuple[int, ...] = ()
     if counts is not None:
@@ -284,11 +285,12 @@ def _is_count(value: Any) -> TypeGuard[int]:
 
 
 def _count_tokens(
-    chunks: Sequence[_Chunk], produced: int, finish: str | None
+    chunks: Sequence[_Chunk], texts: int, produced: int, finish: str | None
 ) -> tuple[list[int] | None, str | None]:
     """Return the number of tokens in each chunk, None if unknown, and what contradicts.
 
-    A token without text, such as the one that ends the sequence, counts in the last chunk.
+    A token without text, such as the one that ends the sequence, counts in the last chunk. ``texts`` is the
+    number of chunks that have a token of their own.
     """
     if all(chunk.so_far is not None for chunk in chunks if chunk.has_text):
         counts, before = [], 0
@@ -298,8 +300,11 @@ def _count_tokens(
                 return None, f"a chunk counts {now} tokens so far, after {before} and of {produced}"
             counts.append(now - before)
             before = now
+        if texts > before:
+            return None, f"{texts} chunks have text, and the last one counts {before} tokens so far"
         if produced - before > 1:
-            return None, f"the last chunk counts {before} tokens so far, of {produced}"
+            # Nothing tells when tokens without text came.
+            return None, None
         counts[-1] += produced - before
         return counts, None
     counts = [int(chunk.has_text) for chunk in chunks]
