@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import signal
@@ -12,18 +11,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 import pytest
 
 from pytest_llenergy.backends.base import BackendWorker
-from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.ranks.usage import BackendProcesses, cpu_time_used_s
 
 from ..ranks.survivors import await_none, marked, survivors
-from .servers.start import orphan, running, scripted
+from .servers.start import orphan, scripted
 
 pytest.importorskip("aiohttp")
 
@@ -80,49 +77,6 @@ def test_a_key_is_in_no_file_and_no_output(quick: pytest.Pytester, read_report: 
         assert len(files) > 3
         assert [path.name for path in files if "hunter2" in path.read_text()] == []
         assert "hunter2" not in result.stdout.str()
-
-
-@pytest.mark.slow
-def test_a_load_is_recorded_with_its_parameters(quick: pytest.Pytester, read_report: Read) -> None:
-    """Three seconds long, so that a busy host that pauses does not make the load too short."""
-    quick.makepyfile(
-        """
-        def test_it(energy, backend):
-            run = energy(
-                backend.serve, ["abc", "hello"], request_rate=20.0, num_requests=60, max_new_tokens=4)
-            assert run.result.output_tokens == 240
-        """
-    )
-    command = scripted(first=0.05, step=0.01)
-    quick.runpytest(*QUICK, f"--energy-server={command}").assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert record["launch"] == "backend"
-    assert record["backend"]["task"] == "serve"
-    asked = record["backend"]["generation"]
-    assert (asked["request_rate"], asked["num_requests"], asked["arrivals"]) == (20.0, 60, "poisson")
-    (rank,) = record["ranks"]
-    assert len(rank["workers"]) == 1
-    assert rank["workers"] != [rank["pid"]]
-    for round_ in record["rounds"]:
-        assert round_["requests"] == 60
-        assert round_["tokens"] == {"input": 240, "output": 240, "cached": 0}
-        assert [phase["name"] for phase in round_["phases"]] == ["ramp-up", "steady", "ramp-down"]
-        steady = round_["phases"][1]
-        # The ten-watt meter ticks at every reading.
-        truth_j = 10 * steady["duration_s"]
-        assert steady["energy_j"] == pytest.approx(truth_j, abs=4 * steady["energy_u_j"] + 0.01)
-        assert all(each >= 0.05 for each in round_["served"]["time_to_first_token_s"])
-        assert all(each >= 0.08 for each in round_["served"]["end_to_end_latency_s"])
-        # The same arrivals in each round, none sent early, and few late.
-        offsets_s = ServeParams(request_rate=20.0, num_requests=60).offsets_s()
-        late_s = [sent - due for sent, due in zip(round_["served"]["sent_s"], offsets_s, strict=True)]
-        assert min(late_s) > -1e-6
-        assert median(late_s) < 0.2
-    metrics = record["metrics"]
-    per_token = metrics["steady_energy_per_output_token_j"]
-    assert per_token["unit"] == "J/token"
-    assert per_token["value"] > 0
-    assert metrics["time_to_first_token_p99_s"]["value"] >= metrics["time_to_first_token_p50_s"]["value"]
 
 
 def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
@@ -217,22 +171,6 @@ def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
     assert metrics["requests_per_s"]["n"] == number
 
 
-@pytest.mark.slow
-def test_rates_are_parameters(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        """
-        import pytest
-        @pytest.mark.parametrize("request_rate", [2.0, 40.0])
-        def test_it(energy, backend, request_rate):
-            energy(backend.serve, ["abc"], request_rate=request_rate, num_requests=5, max_new_tokens=2)
-        """
-    )
-    quick.runpytest(*QUICK, f"--energy-server={scripted()}").assert_outcomes(passed=2)
-    slow, fast = read_report()["records"]
-    assert slow["ranks"][0]["workers"] == fast["ranks"][0]["workers"]
-    assert fast["metrics"]["requests_per_s"]["value"] > slow["metrics"]["requests_per_s"]["value"]
-
-
 def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): pass\n")
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
@@ -255,33 +193,6 @@ def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:
     result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["BackendError: transformers does not serve; it does: generate, embed"])
-
-
-def test_the_output_of_a_dead_server_is_shown(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SERVES)
-    result = quick.runpytest(*QUICK, f"--energy-server={scripted(fault='dies')}")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["ServerError: server: *: no memory for the model"])
-    result.stdout.fnmatch_lines(["*: scripted server"])
-
-
-def test_a_prefix_cache_hit_invalidates_the_record(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(SERVES)
-    quick.runpytest(*QUICK, f"--energy-server={scripted(cached=2)}")
-    (record,) = read_report()["records"]
-    assert record["status"] == "invalid"
-    assert record["metrics"]["energy_j"]["value"] is None
-    assert "prefix cache hit" in json.dumps(record["rounds"][0]["flags"])
-
-
-def test_a_running_server_is_recorded_and_left_running(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(SERVES)
-    with running(scripted()) as (url, process):
-        quick.runpytest(*QUICK, f"--energy-server={url}").assert_outcomes(passed=1)
-        assert process.poll() is None
-        (record,) = read_report()["records"]
-        assert record["ranks"][0]["workers"] == [process.pid]
-        assert record["backend"]["options"]["attached"] is True
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])

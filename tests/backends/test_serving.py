@@ -216,15 +216,6 @@ class TestStreams:
         assert got.cached_tokens == 0
         assert got.token_ids == []
 
-    def test_a_line_in_pieces_has_the_time_of_its_end(self) -> None:
-        first = event("a")
-        got = answer(
-            *((110, first[:9]), (130, first[9:] + b": ping\n\n")),
-            *((140, event(finish="stop", **usage(3, 1))), (141, DONE)),
-        )
-        assert got.request.token_ns == (130 * MS,)
-        assert got.cached_tokens is None
-
     def test_two_tokens_per_chunk_are_counted_by_the_servers_numbers(self) -> None:
         got = answer(
             *((120, event("ab", **usage(3, 2))), (160, event("cd", **usage(3, 4)))),

@@ -72,7 +72,7 @@ class ServerProcess:
 
     def pids(self) -> set[int]:
         """Return the pids of the command and its descendants."""
-        return {each.pid for each in self._family()}
+        return {each.pid for each in _family(self.pid)}
 
     def check_alive(self, when: str = "") -> None:
         """Raise ``ServerError`` with its last output line if it has died; without ``when`` it may be dying.
@@ -107,30 +107,20 @@ class ServerProcess:
         """Terminate the server, then kill whatever remains of it and its descendants."""
         import psutil
 
-        family = self._family()
+        alive = _family(self.pid)
+        # The command first: it may end its own processes in order.
         with suppress(ProcessLookupError):
             self._child.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(TERMINATE_TIMEOUT_S)
-        _, alive = psutil.wait_procs(family, 0)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.terminate()
-        _, alive = psutil.wait_procs(alive, LEFT_BEHIND_TIMEOUT_S if alive else 0)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _, alive = psutil.wait_procs(alive, 0)
+        for end, limit_s in (("terminate", LEFT_BEHIND_TIMEOUT_S), ("kill", KILLED_TIMEOUT_S)):
+            for process in alive:
+                with suppress(psutil.NoSuchProcess):
+                    getattr(process, end)()
+            _, alive = psutil.wait_procs(alive, limit_s if alive else 0)
         self._child.wait()
-        psutil.wait_procs(alive, KILLED_TIMEOUT_S)
         self._output.close()
-
-    def _family(self) -> list[psutil.Process]:
-        import psutil
-
-        with suppress(psutil.NoSuchProcess):
-            root = psutil.Process(self.pid)
-            return [root, *root.children(recursive=True)]
-        return []
 
 
 @dataclass(frozen=True)
@@ -144,18 +134,21 @@ class ProcessFamily:
 
     def pids(self) -> set[int]:
         """Return the pids that are alive now."""
-        import psutil
-
-        if self.root is None:
-            return set()
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self.root)
-            return {self.root, *(each.pid for each in process.children(recursive=True))}
-        return set()
+        return set() if self.root is None else {each.pid for each in _family(self.root)}
 
     def uses_gpu(self) -> bool:
         """Whether one of them has a GPU open, as far as this user can see."""
         return any(_uses_gpu(pid) for pid in self.pids())
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants that are alive."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    return []
 
 
 def find_listeners(address: Address) -> set[int]:

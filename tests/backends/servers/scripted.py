@@ -147,8 +147,6 @@ class Handler(BaseHTTPRequestHandler):
             if counted:
                 message = 1 if SETTINGS["fault"] == "miscounts" else made
                 event["usage"] = {**usage, "completion_tokens": message}
-            if SETTINGS["fault"] == "odd":
-                event["choices"] = [None]
             self.event(event)
             if "!drop" in prompt or (SETTINGS["fault"] == "drops" and asked["max_tokens"] > 1):
                 self.close_connection = True
@@ -156,8 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         last: dict[str, Any] = {"delta": {}} if "messages" in asked else {"text": ""}
         finish = "length" if total == asked["max_tokens"] else "stop"
         self.event({"choices": [{**last, "finish_reason": finish}]})
-        if SETTINGS["fault"] != "no-usage":
-            self.event({"choices": [], "usage": {**usage, "completion_tokens": total}})
+        self.event({"choices": [], "usage": {**usage, "completion_tokens": total}})
         self.part(b"data: [DONE]\n\n")
         self.part(b"")
         self.close_connection = self.close_connection or SETTINGS["fault"] == "closes"
