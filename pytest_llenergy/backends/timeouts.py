@@ -31,5 +31,7 @@ REQUEST_TIMEOUT_S = 30.0
 #: Keep an idle connection open. Servers close theirs after five seconds (llama.cpp's, and uvicorn's default,
 #: which vLLM and SGLang use), and a request sent at that moment is lost.
 KEEPALIVE_S = 3.0
+#: The end of a stream after its last event.
+END_WAIT_S = 0.5
 #: The first completion of a server, which may compile its kernels for it.
 PROBE_TIMEOUT_S = 120.0

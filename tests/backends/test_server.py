@@ -387,6 +387,7 @@ class TestSettings:
             ("trtllm-serve m --tp_size 2 --pp_size 1", {"tensor": 2}),
             ("text-generation-launcher --num-shard 2 --port 4", {"tensor": 2}),
             ("llama-server -m m --port 4 -np 4", {}),
+            ("bash -c 'vllm serve m -tp 2 & vllm serve m -tp 2'", {}),
         ],
     )
     def test_degrees_of_parallelism_are_read_from_the_command(

@@ -29,8 +29,9 @@ OPTIONS: dict[str, Any] = {
     # Text of each token, and in hexadecimal bytes that begin the stream.
     "token": " a",
     "begin": "",
-    # Bytes that end it.
+    # Bytes that end it, and for how many seconds the connection stays open.
     "done": "data: [DONE]\n\n",
+    "linger": 0,
     # Endpoints that exist, and other paths with their answers.
     "endpoints": ["completions", "chat/completions"],
     "gets": {"/health": 200, "/v1/models": 200},
@@ -154,6 +155,8 @@ class Handler(BaseHTTPRequestHandler):
         if OPTIONS["usage"] == "last":
             self.event(json.dumps({"model": "known", "choices": [], "usage": usage}))
         self.wfile.write(OPTIONS["done"].encode())
+        self.wfile.flush()
+        time.sleep(OPTIONS["linger"])
 
     def chunk(self, chat: bool, tokens: int, *, last: bool) -> dict[str, Any]:
         said = OPTIONS["token"] * tokens

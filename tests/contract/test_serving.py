@@ -211,7 +211,7 @@ def serve_all(project: Project, servers: dict[str, dict[str, Any]], more: str = 
 STREAMS: dict[str, dict[str, Any]] = {
     "null-error": {"members": {"error": None}},
     "cr": {"newline": "\r", "members": {"logprob": float("nan")}},
-    "bom": {"begin": "efbbbf", "newline": "\r\n", "done": "data: [DONE]"},
+    "bom": {"begin": "efbbbf", "newline": "\r\n", "done": "data: [DONE]", "linger": 600},
     "comments": {"begin": b": ping\n\nevent: open\ndata:\n\n".hex(), "done": ""},
     "lines": {"begin": b'data: {"choices":\ndata: []}\n\nid\n\n'.hex(), "token": "\ud83d"},
     "long-whole": {},

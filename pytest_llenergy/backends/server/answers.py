@@ -127,7 +127,7 @@ def read_answer(stream: Stream, name: str) -> Answer:
         return _read_stream(stream, name)
     except ValueError as error:
         raise FailedRequestError(
-            f"server: {name}: its stream does not follow the OpenAI API ({error})", is_wrong=True
+            f"server: {name}: its stream does not follow the OpenAI API ({error})"
         ) from None
 
 
@@ -153,9 +153,9 @@ def _read_stream(stream: Stream, name: str) -> Answer:
         if reported := _member(event, "usage", dict):
             usage, counted = reported, len(chunks)
     finish = next((chunk.finish for chunk in reversed(chunks) if chunk.finish), None)
-    if not (is_whole or (finish and usage and not stream.broke)):
+    if stream.broke or not (is_whole or (finish and usage)):
         if not chunks and not stream.broke:
-            raise FailedRequestError(f"server: {name}: {_no_stream(stream)}", is_wrong=True)
+            raise FailedRequestError(f"server: {name}: {_no_stream(stream)}")
         why = stream.broke or "no [DONE]"
         number = f"{len(chunks)} chunk{'s' if len(chunks) != 1 else ''}"
         raise FailedRequestError(f"server: {name}: the stream broke off after {number} ({why})")

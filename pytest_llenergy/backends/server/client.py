@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pytest_llenergy.backends.server.events import parse_json
-from pytest_llenergy.backends.timeouts import KEEPALIVE_S, REQUEST_TIMEOUT_S
+from pytest_llenergy.backends.timeouts import END_WAIT_S, KEEPALIVE_S, REQUEST_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.secrets import hide_keys
 
@@ -25,6 +26,9 @@ T = TypeVar("T")
 COMPLETIONS_PATH = "/v1/completions"
 #: Path of each endpoint.
 PATHS = {"completions": COMPLETIONS_PATH, "chat": "/v1/chat/completions"}
+
+#: The last event, where nothing follows it, and how many bytes to look at.
+END_OF_STREAM, TAIL_BYTES = re.compile(rb"data: ?\[DONE\]\s*\Z"), 64
 
 #: Longest error text that is shown.
 MAX_ERROR_CHARACTERS = 300
@@ -135,6 +139,7 @@ class Client:
 
         limit = aiohttp.ClientTimeout(total=timeout_s)
         stream = Stream(sent_ns=time.monotonic_ns(), path=path)
+        tail = b""
         watch(stream)
         try:
             async with self._session.request(
@@ -148,12 +153,18 @@ class Client:
                 stream.status = response.status
                 stream.media = response.content_type
                 stream.location = response.headers.get("Location", "")[:MAX_ERROR_CHARACTERS]
-                async for data in response.content.iter_any():
+                while data := await asyncio.wait_for(
+                    response.content.readany(), END_WAIT_S if END_OF_STREAM.search(tail) else None
+                ):
                     stream.reads.append((time.monotonic_ns(), data))
+                    tail = (tail + data)[-TAIL_BYTES:]
         except asyncio.TimeoutError:
             stream.broke = "a time-out" if timeout_s is None else f"not done after {timeout_s:g} s"
         except self._errors as error:
             stream.broke = _error_line(error)
+        if END_OF_STREAM.search(tail):
+            # Some servers neither end the answer nor close the connection, or do it wrong.
+            stream.broke = None
         stream.ended = True
         return stream
 

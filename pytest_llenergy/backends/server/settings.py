@@ -123,14 +123,19 @@ class ServerSettings:
 
 
 def find_degrees(command: Sequence[str]) -> dict[str, int]:
-    """Return the degrees of parallelism that a command asks for; without those that are 1."""
+    """Return the degrees of parallelism that a command asks for; without those that are 1.
+
+    A command that starts several servers, such as prefill and decode workers, tells nothing.
+    """
     text = " ".join(command)
     found = {}
     for kind, names in DEGREES.items():
         pattern = "|".join(name.replace("-", "[-_]") for name in names)
         given = re.findall(rf"(?<!\S)--?(?:{pattern})[= ](\d+)(?!\S)", text)
-        if given and int(given[-1]) > 1:
-            found[kind] = int(given[-1])
+        if len(given) > 1:
+            return {}
+        if given and int(given[0]) > 1:
+            found[kind] = int(given[0])
     # SGLang's replicas of the attention share the GPUs of its shards.
     if "--enable-dp-attention" in text:
         found.pop("data", None)
