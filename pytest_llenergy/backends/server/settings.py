@@ -131,7 +131,7 @@ def find_degrees(command: Sequence[str]) -> dict[str, int]:
     found = {}
     for kind, names in DEGREES.items():
         pattern = "|".join(name.replace("-", "[-_]") for name in names)
-        given = re.findall(rf"(?<!\S)--?(?:{pattern})[= ](\d+)(?!\S)", text)
+        given = re.findall(rf"(?<!\S)--?(?:{pattern})[= ](\d+)\b", text)
         if len(given) > 1:
             return {}
         if given and int(given[0]) > 1:
