@@ -39,8 +39,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help=f"a file written by llenergy ab, its saved name, or a folder with one JOB/{FILE} for each job; "
-        "the comments of jobs whose file is missing say that there is no comparison",
+        help="a file of llenergy ab or llenergy compare --format=json, a saved name, or a folder with one "
+        f"JOB/{FILE} for each job; the comments of jobs without one say that there is no comparison",
     )
     parser.add_argument(
         "--key",
@@ -119,11 +119,15 @@ def _render_missing(job: str, ci: CiRun) -> str:
 
 def _render_file(name: str, job: str, ci: CiRun) -> str:
     from pytest_llenergy.cli.compare import ComparisonResult
+    from pytest_llenergy.record.comparison import ComparedReports
     from pytest_llenergy.report.pr_comment import render_comment
     from pytest_llenergy.report.saved import locate
-    from pytest_llenergy.report.store import read_paired_report
+    from pytest_llenergy.report.store import read_comparison
 
-    result = ComparisonResult.from_paired(read_paired_report(locate(name)))
+    found = read_comparison(locate(name))
+    if isinstance(found, ComparedReports):
+        return render_comment(found, _context(ci, job))
+    result = ComparisonResult.from_paired(found)
     context = replace(_context(ci, job), pairs=result.pairs, over_budget=result.over_budget)
     return render_comment(result.compared, context)
 

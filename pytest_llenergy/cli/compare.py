@@ -131,8 +131,8 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "base",
         metavar="BASE",
-        help="the baseline: a report or journal, as a name given to --energy-save, or a file; or a "
-        "file of llenergy ab",
+        help="the baseline: a report or journal, as a name given to --energy-save, or a file; the JSON of "
+        "pytest-benchmark, or a folder with one of each session; or a file of llenergy ab",
     )
     parser.add_argument("head", nargs="?", metavar="HEAD", help="the report to check, likewise")
     add_comparison_options(parser)
@@ -231,6 +231,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
     from pytest_llenergy.compare.history.spread import StoredEstimator
+    from pytest_llenergy.compare.timings import SECONDS, TOOL, TimingsEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report, read_report
 
@@ -254,11 +255,16 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
             "name two runs"
         )
     floor = option_row("floor").read_argument(args.floor)
-    criteria = parse_criteria(args.fail_on, args.metric, floor)
+    timed = all(each.tool.name == TOOL for each in reports)
+    if timed and base.is_dir() != head.is_dir():
+        raise PlanError("one side is a folder of sessions and the other a single file; name two folders")
+    metrics = [SECONDS] if timed and not (args.metric or args.fail_on) else args.metric
+    criteria = parse_criteria(args.fail_on, metrics, floor)
     check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
     history = Path(args.history or DEFAULT_HISTORY)
     usable = history if args.history is not None or history.is_dir() else None
-    estimator = StoredEstimator(usable, reports[1].environment, _warn)
+    kind = TimingsEstimator if timed else StoredEstimator
+    estimator = kind(usable, reports[1].environment, _warn, assumes=args.floor is not None or not timed)
     compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
     inconclusive = _read_policy(args, compared)
     notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]

@@ -24,6 +24,8 @@ UNRESOLVED = "be resolved"
 HELD_BACK = "by itself, but"
 #: Part of the reason if a relative threshold cannot decide, before an example.
 NEEDS_ABSOLUTE = "add an absolute threshold, such as"
+#: Beginning of the reason if only more sessions of each side can decide.
+NEEDS_SESSIONS = "more sessions are needed"
 
 
 @dataclass(frozen=True)

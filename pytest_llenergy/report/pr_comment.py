@@ -158,7 +158,8 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
         reasons.append("no gate could be checked")
     overall = _describe_overall(found)
     text = ", ".join([state, *reasons]) + (f"{'; ' if reasons else ', '}{overall}" if overall else "")
-    return f"### {STATE_SIGNS[state]} Energy{_job(context)}: {text}"
+    subject = "Time" if found and all(each.unit == "s" for each in found) else "Energy"
+    return f"### {STATE_SIGNS[state]} {subject}{_job(context)}: {text}"
 
 
 def _count_tests(found: Sequence[Comparison], count: int) -> str:

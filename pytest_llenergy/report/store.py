@@ -22,8 +22,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from pytest_llenergy.compare.timings import decode_timings, is_timings, join_sessions
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED
+from pytest_llenergy.record.comparison import ComparedReports
 from pytest_llenergy.record.files import read_limited, replace_file
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import (
@@ -182,14 +184,19 @@ def name_beside(path: Path, run_id: str) -> Path:
 
 
 def read_report(path: Path, *, lean: bool = False) -> Report:
-    """Read a report or a journal.
+    """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session.
 
     Args:
         lean: Leave out fields that comparisons do not need, see ``record.report.decode_lean_report``.
 
     Raises:
-        ReportError: If the file cannot be read or is neither.
+        ReportError: If the file cannot be read or is none of these.
     """
+    if path.is_dir():
+        files = [(str(each), read_file(each)) for each in sorted(path.glob("*.json"))]
+        if not files or not all(is_timings(data) for _, data in files):
+            raise ReportError(f"{path}: a folder, which must hold only sessions of pytest-benchmark as JSON")
+        return join_sessions(files)
     return decode_report_or_journal(read_file(path), str(path), lean=lean)
 
 
@@ -206,12 +213,23 @@ def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> R
     """
     if name.endswith(JOURNAL_SUFFIX):
         return decode_journal(data, name)
+    if is_timings(data):
+        return decode_timings(data, name)
     return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
 def read_paired_report(path: Path) -> PairedReport:
     """Read a file of ``llenergy ab``. Raises ``ReportError`` if it cannot be read or is not one."""
     return decode_paired_report(read_file(path), str(path))
+
+
+def read_comparison(path: Path) -> PairedReport | ComparedReports:
+    """Read a file of ``llenergy ab``, or JSON of ``llenergy compare``. Raises ``ReportError`` for others."""
+    data = read_file(path)
+    try:
+        return msgspec.json.decode(data, type=ComparedReports)
+    except MALFORMED:
+        return decode_paired_report(data, str(path))
 
 
 def read_report_or_paired(path: Path) -> Report | PairedReport:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_llenergy.compare.case import MAX_LOAD
-from pytest_llenergy.compare.rule import HELD_BACK, NEEDS_ABSOLUTE, UNRESOLVED
+from pytest_llenergy.compare.rule import HELD_BACK, NEEDS_ABSOLUTE, NEEDS_SESSIONS, UNRESOLVED
 from pytest_llenergy.compare.statistics import STORED_ROUNDS
 from pytest_llenergy.record.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.record.metrics import ROUND_METRICS
@@ -184,10 +184,13 @@ def suggest_remedy(
         in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
     """
     absolute, precise = "an absolute threshold", "a smaller uncertainty of your metric"
-    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds), False)
+    sessions = "folders with several sessions a side, --floor or llenergy history"
+    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds, sessions), False)
     for each in comparisons:
         if NEEDS_ABSOLUTE in each.reason:
             found[absolute] = True
+        elif NEEDS_SESSIONS in each.reason:
+            found[sessions] = True
         elif each.metric not in ROUND_METRICS and not in_turn:
             # What a test states does not depend on its rounds.
             found[precise] = True

@@ -19,7 +19,7 @@ from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.history.store import Series, group_series, read_entries
 from pytest_llenergy.compare.history.trend import EARLIER, NEWEST, find_changes
 from pytest_llenergy.compare.metrics import METRICS
-from pytest_llenergy.compare.rule import Rule
+from pytest_llenergy.compare.rule import NEEDS_SESSIONS, Rule
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.comparison import SESSIONS_DIFFER
@@ -50,22 +50,33 @@ class StoredEstimator:
         root: The directory of the history; None without one.
         environment: The machine of the head.
         say: Receives a line if the history cannot be read; it is then not used.
+        assumes: Whether ``SESSION_SPREAD`` may decide; otherwise a verdict without history is inconclusive.
     """
 
     def __init__(
-        self, root: Path | None, environment: Environment | None, say: Callable[[str], None]
+        self,
+        root: Path | None,
+        environment: Environment | None,
+        say: Callable[[str], None],
+        *,
+        assumes: bool = True,
     ) -> None:
         self._say = say
         self._root = root
+        self._assumes = assumes
         #: The machine of the head.
         self.environment = environment
         self._found: dict[tuple[str, str], dict[str, float]] = {}
 
     def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
         """Decide on all rounds of both sessions."""
-        spread = self._spread(record, metric)
+        known = self._spread(record, metric)
+        spread = SESSION_SPREAD if known is None else known
         design = Design(session_spread=min(spread, MAX_SPREAD))
         estimate = compare_samples(base, head, rule, METRICS[metric].better, design)
+        if known is None and not self._assumes and estimate.low is not None:
+            reason = f"{NEEDS_SESSIONS}: one session a side does not show how much sessions differ"
+            return replace(estimate, verdict="inconclusive", reason=reason)
         if spread <= MAX_SPREAD or not estimate.design.session_spread:
             return estimate
         note = (
@@ -73,9 +84,9 @@ class StoredEstimator:
         )
         return replace(estimate, corrections=(*estimate.corrections, note))
 
-    def _spread(self, record: Record, metric: str) -> float:
+    def _spread(self, record: Record, metric: str) -> float | None:
         if self._root is None:
-            return SESSION_SPREAD
+            return None
         key = metric, fingerprint(device_facts(record, self.environment))
         if key not in self._found:
             try:
@@ -83,10 +94,10 @@ class StoredEstimator:
             except ReportError as error:
                 self._say(f"{one_line(str(error))}; limits allow for {SESSION_SPREAD:.1%} between sessions")
                 self._root = None
-                return SESSION_SPREAD
+                return None
         spreads = self._found[key]
         if not spreads:
-            return SESSION_SPREAD
+            return None
         return max(spreads.get(record.id, median(spreads.values())), MIN_SPREAD)
 
 

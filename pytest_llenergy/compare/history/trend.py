@@ -30,7 +30,7 @@ NEWEST, EARLIER, LATEST = 3, 5, 20
 BAND_SIGMAS, OUTLIER_SIGMAS, MIN_CHANGE = 3.0, 4.0, 0.015
 
 #: Metrics to show if none is named: the first that a test has.
-DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j")
+DEFAULT_METRICS = ("energy_per_output_token_j", "energy_j", "duration_s")
 
 
 class Band(NamedTuple):

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON of pytest-benchmark as reports: seconds without energy, of one session or of several.
+
+Several sessions of a side become one report whose rounds are the sessions' medians. The scatter of these
+rounds then shows how much sessions differ, which the rounds of a single session cannot show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from pytest_llenergy.compare.history.spread import StoredEstimator
+from pytest_llenergy.compare.rule import NEEDS_SESSIONS, Rule
+from pytest_llenergy.compare.statistics import MIN_ROUNDS, Estimate, Sample, compare_samples
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.record.base import MALFORMED, Primitive
+from pytest_llenergy.record.environment import Environment, Host, environment_key
+from pytest_llenergy.record.metrics import compute_metrics
+from pytest_llenergy.record.record import Record, Round
+from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
+
+#: ``tool.name`` of such a report, and the metric that it has.
+TOOL, SECONDS = "pytest-benchmark", "duration_s"
+
+#: A session has thousands of rounds that follow each other: the medians of so many stretches stand for them.
+MOST_ROUNDS = 50
+
+
+class _Stats(msgspec.Struct):
+    median: float
+    data: list[float] = []
+
+
+class _Benchmark(msgspec.Struct):
+    fullname: str
+    stats: _Stats
+    params: dict[str, Any] | None = None
+
+
+class _Cpu(msgspec.Struct):
+    brand_raw: str = "unknown"
+    count: int = 0
+
+
+class _Machine(msgspec.Struct):
+    node: str = ""
+    machine: str = ""
+    system: str = ""
+    python_version: str = ""
+    cpu: _Cpu = msgspec.field(default_factory=_Cpu)
+
+
+class _Commit(msgspec.Struct):
+    id: str | None = None
+    branch: str | None = None
+    dirty: bool | None = None
+
+
+class _File(msgspec.Struct):
+    machine_info: _Machine
+    commit_info: _Commit
+    benchmarks: list[_Benchmark]
+    datetime: str
+
+
+def is_timings(data: bytes) -> bool:
+    """Whether the data looks like the JSON of pytest-benchmark, which begins with the machine."""
+    return data[:200].lstrip().startswith(b"{") and b'"machine_info"' in data[:200]
+
+
+def decode_timings(data: bytes, origin: str) -> Report:
+    """Decode the JSON of one session. A test without the data of its rounds has one round, the median.
+
+    Raises:
+        ReportError: If it is broken.
+    """
+    try:
+        content = msgspec.json.decode(data, type=_File)
+    except MALFORMED as error:
+        raise ReportError(f"{origin}: not the JSON of pytest-benchmark ({error})") from None
+    machine, commit = content.machine_info, content.commit_info
+    host = Host(
+        name=machine.node,
+        system=machine.system,
+        machine=machine.machine,
+        cpu_model=machine.cpu.brand_raw,
+        logical_cpus=machine.cpu.count,
+        memory_bytes=0,
+        load_average=None,
+    )
+    return Report(
+        schema_version=SCHEMA_VERSION,
+        tool=Tool(name=TOOL, version=""),
+        run=RunInfo(
+            id=hashlib.sha256(data).hexdigest()[:12],
+            started_at=content.datetime,
+            finished_at=content.datetime,
+            complete=True,
+            argv=[],
+            exit_status=None,
+        ),
+        source=Source(
+            commit=None if commit.id == "unversioned" else commit.id, branch=commit.branch, dirty=commit.dirty
+        ),
+        environment=Environment(
+            key=environment_key(host, []),
+            host=host,
+            gpus=[],
+            driver=None,
+            python=machine.python_version,
+            packages={},
+        ),
+        records=[
+            _record(each.fullname, each.params or {}, _stretches(each.stats)) for each in content.benchmarks
+        ],
+    )
+
+
+def _stretches(stats: _Stats) -> list[float]:
+    count = len(stats.data)
+    if count <= MOST_ROUNDS:
+        return stats.data or [stats.median]
+    borders = [place * count // MOST_ROUNDS for place in range(MOST_ROUNDS + 1)]
+    return [median(stats.data[start:end]) for start, end in pairwise(borders)]
+
+
+def _record(name: str, params: dict[str, Any], seconds: Sequence[float], *, sessions: bool = False) -> Record:
+    rounds = [
+        Round(
+            start_s=0.0,
+            duration_s=each,
+            energy_j=None,
+            energy_u_j=None,
+            energy_u_absolute_j=None,
+            session=number if sessions else None,
+            reason="pytest-benchmark measures seconds",
+        )
+        for number, each in enumerate(seconds, 1)
+    ]
+    plain: dict[str, Primitive] = {
+        key: each if isinstance(each, str | int | float) else repr(each) for key, each in params.items()
+    }
+    found = {SECONDS: compute_metrics(rounds, None)[SECONDS]}
+    return Record(id=name, attempt=1, status="measured", params=plain, rounds=rounds, metrics=found)
+
+
+def join_sessions(files: Sequence[tuple[str, bytes]]) -> Report:
+    """Join sessions of one commit into a report in which each session is a round.
+
+    Args:
+        files: Name and content of each file.
+
+    Raises:
+        ReportError: If one is broken, or they are of different machines or commits.
+    """
+    reports = [decode_timings(data, name) for name, data in files]
+    first = reports[0]
+    seconds: dict[str, list[float]] = {}
+    params: dict[str, dict[str, Any]] = {}
+    for (name, _), report in zip(files, reports, strict=True):
+        for fact in ("environment.key", "source.commit"):
+            owner, attribute = fact.split(".")
+            if getattr(getattr(report, owner), attribute) != getattr(getattr(first, owner), attribute):
+                what = "machine" if owner == "environment" else "commit"
+                raise ReportError(f"{name} is of another {what} than {files[0][0]}; a side has one {what}")
+        for record in report.records:
+            seconds.setdefault(record.id, []).append(record.metrics[SECONDS].value or 0.0)
+            params[record.id] = record.params
+    starts = [each.run.started_at for each in reports]
+    run = msgspec.structs.replace(
+        first.run,
+        id=hashlib.sha256("".join(sorted(each.run.id for each in reports)).encode()).hexdigest()[:12],
+        started_at=min(starts),
+        finished_at=max(starts),
+    )
+    records = [_record(name, params[name], values, sessions=True) for name, values in seconds.items()]
+    return msgspec.structs.replace(first, run=run, records=records)
+
+
+class TimingsEstimator(StoredEstimator):
+    """Compares sessions with sessions; a single session a side decides only if it is known how they differ.
+
+    That is known from a floor, or from the history.
+    """
+
+    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+        counts = len(base.values), len(head.values)
+        if record.rounds[0].session is not None:
+            estimate = compare_samples(base, head, rule)
+            few = f"{counts[0]} base and {counts[1]} head sessions; a verdict needs {MIN_ROUNDS} of each"
+        else:
+            estimate = super().__call__(record, base, head, rule, metric)
+            few = "no data of rounds, which --benchmark-json and --benchmark-save-data write"
+        if estimate.verdict != "invalid" or estimate.ratio is None:
+            return estimate
+        return replace(estimate, verdict="inconclusive", reason=f"{NEEDS_SESSIONS}: {few}")
