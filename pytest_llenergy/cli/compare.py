@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -147,6 +147,12 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="compare workloads that differ, such as two dtypes, and list the differences",
     )
+    parser.add_argument(
+        "--between",
+        metavar="PARAMETER",
+        help="compare the values of a parameter within one report, such as dtype; dtype=float32 compares "
+        "with this value instead of the first one",
+    )
     add_output(parser, FORMATS)
     parser.set_defaults(run=run)
 
@@ -228,6 +234,7 @@ def print_comparison(
 def _compare(args: argparse.Namespace) -> ComparisonResult:
     import msgspec
 
+    from pytest_llenergy.compare.between import split_by_parameter
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
     from pytest_llenergy.compare.history.spread import StoredEstimator
@@ -236,7 +243,14 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.report.store import read_paired_report, read_report
 
     base = locate(args.base)
-    if args.head is None:
+    # The HTML page shows more than comparisons need.
+    lean = args.format != "html"
+    if args.between is not None:
+        if args.head is not None:
+            raise PlanError("--between compares tests of one report; name only one")
+        reports = split_by_parameter(read_report(base, lean=lean), str(base), args.between)
+        head = base
+    elif args.head is None:
         named = args.metric or args.fail_on or args.across
         if named or args.floor is not None:
             raise PlanError(
@@ -244,28 +258,38 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
             )
         paired = read_paired_report(base)
         return ComparisonResult.from_paired(paired.with_policy(_read_policy(args, paired.compared)))
-    head = locate(args.head)
-    # The HTML page shows more than comparisons need.
-    lean = args.format != "html"
-    reports = read_report(base, lean=lean), read_report(head, lean=lean)
+    else:
+        head = locate(args.head)
+        reports = read_report(base, lean=lean), read_report(head, lean=lean)
+        if reports[0].run.id == reports[1].run.id:
+            raise PlanError(
+                f"{base} and {head} are the same run, {reports[0].run.id}, so nothing can differ; "
+                "name two runs"
+            )
     origins = str(base), str(head)
-    if reports[0].run.id == reports[1].run.id:
-        raise PlanError(
-            f"{origins[0]} and {origins[1]} are the same run, {reports[0].run.id}, so nothing can differ; "
-            "name two runs"
-        )
     floor = option_row("floor").read_argument(args.floor)
     timed = all(each.tool.name == TOOL for each in reports)
     if timed and base.is_dir() != head.is_dir():
         raise PlanError("one side is a folder of sessions and the other a single file; name two folders")
     metrics = [SECONDS] if timed and not (args.metric or args.fail_on) else args.metric
     criteria = parse_criteria(args.fail_on, metrics, floor)
+    if args.between is not None and not args.fail_on:
+        # Which value is better is a finding, not a fault.
+        criteria = [replace(each, gated=False) for each in criteria]
     check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
     history = Path(args.history or DEFAULT_HISTORY)
     usable = history if args.history is not None or history.is_dir() else None
     kind = TimingsEstimator if timed else StoredEstimator
     estimator = kind(usable, reports[1].environment, _warn, assumes=args.floor is not None or not timed)
-    compared = compare_reports(*reports, origins, criteria, across=args.across, estimator=estimator)
+    within = args.between is not None
+    compared = compare_reports(
+        *reports,
+        origins,
+        criteria,
+        across=args.across or within,
+        judge_outputs=not within,
+        estimator=estimator,
+    )
     inconclusive = _read_policy(args, compared)
     notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]
     compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive)

@@ -146,7 +146,7 @@ def compare_records(
         across: Also compare different workloads, such as two backends, and note the differences.
         estimator: Decides the verdict.
     """
-    return _compare_records(base, head, criterion, across=across, estimator=estimator)[0]
+    return _compare_records(base, head, criterion, across=across, judge_outputs=True, estimator=estimator)[0]
 
 
 def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str | None = None) -> Comparison:
@@ -173,6 +173,7 @@ def compare_reports(
     criteria: Sequence[Criterion],
     *,
     across: bool = False,
+    judge_outputs: bool = True,
     estimator: Estimator = estimate_once,
 ) -> ComparedReports:
     """Compare every test of two reports by each criterion.
@@ -185,6 +186,7 @@ def compare_reports(
         origins: Names of both reports for messages.
         criteria: Metrics and rules.
         across: Also compare different workloads, and note the differences.
+        judge_outputs: Whether a saving with other outputs is not comparable, rather than one with a note.
         estimator: Decides the verdicts.
 
     Raises:
@@ -212,7 +214,11 @@ def compare_reports(
                         MeasuredRecord(after, head.environment),
                     )
                     found, estimate = _compare_records(
-                        *measured, criterion, across=across, estimator=estimator
+                        *measured,
+                        criterion,
+                        across=across,
+                        judge_outputs=judge_outputs,
+                        estimator=estimator,
                     )
                     old = renamed.get(after.id)
                     if old is not None:
@@ -263,7 +269,13 @@ def _compare_removed(base: Record, criterion: Criterion, incomplete: str | None)
 
 
 def _compare_records(
-    base: MeasuredRecord, head: MeasuredRecord, criterion: Criterion, *, across: bool, estimator: Estimator
+    base: MeasuredRecord,
+    head: MeasuredRecord,
+    criterion: Criterion,
+    *,
+    across: bool,
+    judge_outputs: bool,
+    estimator: Estimator,
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     case = Case(criterion.metric or default_metric(old, new), criterion, old, new)
@@ -274,7 +286,7 @@ def _compare_records(
     metric = case.metric
     if metric not in ROUND_METRICS:
         found = compare_custom(case, differences)
-        return (check_outputs(found, old, new) if metric == PER_JOULE else found), None
+        return (check_outputs(found, old, new, judge=judge_outputs) if metric == PER_JOULE else found), None
     samples = []
     for side, record in (("base", old), ("head", new)):
         values, why = values_of_rounds(metric, record.rounds)
@@ -309,7 +321,7 @@ def _compare_records(
         session_spread=estimate.design.session_spread or None,
         notes=[*notes, *(f"{OTHER_WORKLOAD}{line}" for line in differences)],
     )
-    return check_outputs(compared, old, new), estimate
+    return check_outputs(compared, old, new, judge=judge_outputs), estimate
 
 
 def _refuse(

@@ -16,8 +16,11 @@ from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.scoring import ACCURACY
 
 
-def check_outputs(comparison: Comparison, base: Record, head: Record) -> Comparison:
-    """Return the comparison with a note on outputs that differ; an improvement is then not comparable."""
+def check_outputs(comparison: Comparison, base: Record, head: Record, *, judge: bool) -> Comparison:
+    """Return the comparison with a note on outputs that differ.
+
+    To ``judge`` them makes an improvement not comparable.
+    """
     improved = comparison.verdict == "improved"
     unchecked = _explain_unchecked(base, head)
     scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
@@ -35,7 +38,7 @@ def check_outputs(comparison: Comparison, base: Record, head: Record) -> Compari
         difference = tokens
         if improved and unchecked is not None and head.backend and head.backend.generation:
             note = unchecked
-    if difference is not None and improved:
+    if difference is not None and improved and judge:
         reason = f"{difference}, so it is no improvement ({comparison.reason}); a new baseline accepts it"
         return msgspec.structs.replace(
             comparison, verdict="not comparable", reason=reason, differences=[difference]

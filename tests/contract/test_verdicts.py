@@ -191,6 +191,38 @@ def test_a_worse_median_of_lower_is_worse_metrics(compared: Project) -> None:
     assert "regressed" in done.out
 
 
+def test_the_values_of_a_parameter_are_compared_and_what_else_differs_is_labelled(compared: Project) -> None:
+    half = BACKEND | {"dtype": "bfloat16"}
+    records = {
+        f"test_it[{dtype}-{size}]": at(joules, params={"dtype": dtype, "size": size}, backend=backend)
+        for dtype, size, joules, backend in (
+            ("float32", 1, 100, BACKEND),
+            ("float32", 8, 200, BACKEND),
+            ("bfloat16", 1, 80, half),
+            ("bfloat16", 8, 260, half),
+            ("float32", 64, 1, BACKEND),
+        )
+    }
+    write_report(compared.path / "types.json", records)
+    done = compared.llenergy("compare", "types.json", "--between=dtype", "--format=json")
+    found = {each["id"].rpartition("::")[2]: each for each in json.loads(done.out)["comparisons"]}
+    assert done.ret == 0
+    assert {name: (each["verdict"], round(each["ratio"], 2)) for name, each in found.items()} == {
+        "test_it[float32 -> bfloat16, size=1]": ("improved", 0.8),
+        "test_it[float32 -> bfloat16, size=8]": ("regressed", 1.3),
+    }
+    for each in found.values():
+        assert any("dtype: float32 -> bfloat16" in note for note in each["notes"])
+    table = compared.llenergy("compare", "types.json", "--between=dtype=bfloat16", GATE)
+    assert table.ret == 1
+    assert "dtype: bfloat16 -> float32" in table.out
+    assert not list(too_long(table.lines))
+    for options, word in ((["--between=dtipe"], "dtype"), (["--between=dtype=int8"], "int8")):
+        refused = compared.llenergy("compare", "types.json", *options)
+        assert refused.ret == 2
+        assert word in refused.err
+
+
 def test_ids_that_change_in_each_run_are_explained(compared: Project) -> None:
     """As pytest makes them from objects without a name of their own: with an address."""
     for side, start in (("base", "0x7f"), ("head", "0x8a")):

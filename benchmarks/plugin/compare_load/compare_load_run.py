@@ -33,12 +33,12 @@ MAX_S, MAX_MB = 2.0, 500.0
 COMPARISON_SCRIPT = """
 import json, resource, sys, time
 from pathlib import Path
-from pytest_llenergy.compare.comparison import Asked, compare_reports
+from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.report.store import read_report
 started, cpu = time.perf_counter(), time.process_time()
 base, head = (read_report(Path(name), lean=True) for name in sys.argv[1:])
 loaded, cpu_loaded = time.perf_counter(), time.process_time()
-compared = compare_reports(base, head, ("base", "head"), [Asked(gated=True)])
+compared = compare_reports(base, head, ("base", "head"), [Criterion(gated=True)])
 done, cpu_done = time.perf_counter(), time.process_time()
 memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 measured = {"load_s": loaded - started, "compare_s": done - loaded, "memory_mb": memory_mb,
