@@ -190,9 +190,8 @@ def print_comparison(
     import shutil
 
     from pytest_llenergy.cli.console import print_data, print_encodable, wants_color, write_output
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates
+    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates, suggest_remedy
     from pytest_llenergy.record.text import count_tests
-    from pytest_llenergy.report.verdicts import suggest_remedy
 
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
@@ -204,10 +203,11 @@ def print_comparison(
         write_output(output, f"{text}\n")
     compared, comparisons = result.compared, result.compared.comparisons
     warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
-    if warned and compared.inconclusive == "warn":
+    if warned and compared.inconclusive != "pass":
         more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
         remedy = suggest_remedy(warned, more, in_turn=result.pairs is not None)
-        print_message(command, f"warning: {len(warned)} inconclusive; {remedy}")
+        how = "warning: " if compared.inconclusive == "warn" else ""
+        print_message(command, f"{how}{len(warned)} inconclusive; {remedy}")
     lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
     if lost:
         fails = compared.inconclusive == "fail"

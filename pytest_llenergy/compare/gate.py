@@ -9,9 +9,17 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf, isfinite
 
-from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.case import MAX_LOAD, Criterion
 from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
-from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
+from pytest_llenergy.compare.rule import (
+    DEFAULT_RULE,
+    HELD_BACK,
+    NEEDS_ABSOLUTE,
+    NEEDS_SESSIONS,
+    UNRESOLVED,
+    Rule,
+)
+from pytest_llenergy.compare.statistics import NOISY_ABOVE, STORED_ROUNDS
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
@@ -297,8 +305,46 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     if verdict in ("not comparable", "invalid"):
         return f"is {verdict}: {reason}"
     if verdict == "inconclusive" and inconclusive == "fail":
-        return f"is inconclusive (--energy-inconclusive=fail): {reason}"
+        return f"is inconclusive; {suggest_remedy([comparison])} (--energy-inconclusive=fail): {reason}"
     return None
+
+
+def suggest_remedy(
+    comparisons: Sequence[Comparison], rounds: str = "more rounds", *, in_turn: bool = False
+) -> str:
+    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
+
+    Args:
+        comparisons: Those that are inconclusive.
+        rounds: The words for more rounds.
+        in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
+    """
+    absolute, precise = "an absolute threshold", "a smaller uncertainty of your metric"
+    sessions = "folders with several sessions a side, --floor or llenergy history"
+    quiet = "a quieter machine"
+    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds, sessions, quiet), False)
+    for each in comparisons:
+        if NEEDS_ABSOLUTE in each.reason:
+            found[absolute] = True
+        elif NEEDS_SESSIONS in each.reason:
+            found[sessions] = True
+        elif each.metric not in ROUND_METRICS and not in_turn:
+            # What a test states does not depend on its rounds.
+            found[precise] = True
+        elif UNRESOLVED not in each.reason:
+            found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
+            found[quiet] |= (each.noise or 0.0) > NOISY_ABOVE
+    remedies = [remedy for remedy in reversed(found) if found[remedy]]
+    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
+
+
+def _rounds_can_decide(comparison: Comparison) -> bool:
+    if comparison.metric == MAX_LOAD:
+        # Rounds repeat the result of a search; only other sessions, which llenergy ab has, search again.
+        return comparison.n_base > 1
+    # Other processes do not go away with more rounds, and more rounds do not tell how sessions differ.
+    few = min(comparison.n_base, comparison.n_head) < STORED_ROUNDS
+    return comparison.session_spread is None or (few and HELD_BACK not in comparison.reason)
 
 
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from pytest_llenergy.compare.comparison import incomplete_run_note
-from pytest_llenergy.compare.gate import list_void_gates
+from pytest_llenergy.compare.gate import list_void_gates, suggest_remedy
 from pytest_llenergy.compare.pairing import describe_changing_ids
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.baseline import ABSENT, NO_BASELINE, StoredBaseline
@@ -20,7 +20,6 @@ from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests
-from pytest_llenergy.report.verdicts import suggest_remedy
 
 #: Most names of tests in one line.
 MAX_NAMES = 5

@@ -34,10 +34,13 @@ from pytest_llenergy.record.record import (
     without_host,
 )
 from pytest_llenergy.record.scoring import ACCURACY, check_scores
-from pytest_llenergy.record.text import escape_invisible, escape_surrogates, one_line
+from pytest_llenergy.record.text import escape_invisible, escape_surrogates, one_line, shorten
 
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Gate
+
+#: Longest reason of a record (characters): the text of an assertion may have megabytes.
+MAX_REASON_LENGTH = 1000
 
 #: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
 MAX_NESTING = 100
@@ -341,13 +344,13 @@ def _status(draft: Draft, report: pytest.TestReport) -> tuple[Status, str | None
 def _first_line(report: pytest.TestReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr).strip()
-    return text.splitlines()[0] if text else "failed"
+    return shorten(text.partition("\n")[0], MAX_REASON_LENGTH) if text else "failed"
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
     longrepr = report.longrepr
     text = str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
-    return text.removeprefix("Skipped: ")
+    return shorten(text.removeprefix("Skipped: "), MAX_REASON_LENGTH)
 
 
 def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:

@@ -7,6 +7,7 @@ The first line of a comment is a marker by which the next run finds and replaces
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,14 +28,34 @@ REQUEST_TIMEOUT_S = 30.0
 #: Errors of a file that is not a readable event.
 EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
-#: HTTP status of an answer without content, such as that to a deletion.
-NO_CONTENT = 204
+#: HTTP statuses of an answer without content, such as that to a deletion, and of a refusal.
+NO_CONTENT, FORBIDDEN = 204, 403
 
 #: What to check if the forge does not accept the token.
 TOKEN_ADVICE = {
     "GitHub": "the token in GITHUB_TOKEN needs the permission pull-requests: write",
     "GitLab": "the token in LLENERGY_GITLAB_TOKEN needs the scope api",
 }
+
+
+#: Seconds before each further attempt of a request that a limit or a busy server refused, and the most that a
+#: server may ask for.
+RETRY_AFTER_S, MOST_WAIT_S = (1.0, 5.0), 60.0
+
+#: HTTP statuses of a server or proxy that is not available at the moment, and of a limit.
+BUSY, TOO_MANY = (500, 502, 503, 504), 429
+
+
+def _is_rate_limit(error: HTTPError) -> bool:
+    """Whether a request was refused as one of too many: GitHub answers 403 then, too."""
+    headers = error.headers
+    exhausted = headers.get("X-RateLimit-Remaining") == "0" or "Retry-After" in headers
+    return error.code == TOO_MANY or (error.code == FORBIDDEN and exhausted)
+
+
+def _wait_s(error: HTTPError, usual_s: float) -> float:
+    asked = error.headers.get("Retry-After", "")
+    return min(float(asked), MOST_WAIT_S) if asked.isdecimal() else usual_s
 
 
 class _RefuseRedirects(HTTPRedirectHandler):
@@ -65,20 +86,42 @@ class Forge(NamedTuple):
         url = f"{self.url.rstrip('/')}/{path}"
         data = None if comment is None else json.dumps({"body": comment}).encode()
         headers = {"User-Agent": "pytest-llenergy", "Content-Type": "application/json", **self.headers}
-        try:
-            request = Request(url, data, headers, method=method)
-            with build_opener(_RefuseRedirects).open(request, timeout=REQUEST_TIMEOUT_S) as response:
-                return json.load(response) if response.status != NO_CONTENT else None
-        except HTTPError as error:
-            message = error.reason
-            with suppress(OSError, ValueError, AttributeError):
-                message = json.load(error).get("message") or message
-            message = " ".join(str(message).split())[:300]
-            advice = f"; {TOKEN_ADVICE[self.name]}" if error.code in (401, 403) else ""
-            raise ForgeError(f"{self.name} refused {method} {url}: {error.code} {message}{advice}") from None
-        except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
+        for wait_s in (*RETRY_AFTER_S, None):
+            try:
+                request = Request(url, data, headers, method=method)
+                with build_opener(_RefuseRedirects).open(request, timeout=REQUEST_TIMEOUT_S) as response:
+                    return self._decode(response.read(), url) if response.status != NO_CONTENT else None
+            except HTTPError as error:
+                limited = _is_rate_limit(error)
+                # A comment may have been added although the answer was lost.
+                if wait_s is not None and (limited or (error.code in BUSY and method != "POST")):
+                    time.sleep(_wait_s(error, wait_s))
+                    continue
+                raise ForgeError(self._explain(error, f"{method} {url}", limited=limited)) from None
+            except (OSError, HTTPException, ValueError) as error:
+                reason = getattr(error, "reason", error)
+                raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
+        raise AssertionError("the last attempt returns or raises")
+
+    def _decode(self, answer: bytes, url: str) -> Any:
+        with suppress(ValueError):
+            found = json.loads(answer)
+            if isinstance(found, dict | list):
+                return found
+        raise ForgeError(f"{url} did not answer as {self.name} does, but as a proxy may: {answer[:80]!r}")
+
+    def _explain(self, error: HTTPError, request: str, *, limited: bool) -> str:
+        message = str(error.reason)
+        with suppress(OSError, ValueError, AttributeError):
+            message = json.load(error).get("message") or message
+        message = " ".join(str(message).split())[:300]
+        if limited:
+            advice = "; the token has reached a rate limit, so run the job again later"
+        elif error.code in BUSY:
+            advice = f"; {self.name} or a proxy is not available, so run the job again"
+        else:
+            advice = f"; {TOKEN_ADVICE[self.name]}" if error.code in (401, FORBIDDEN) else ""
+        return f"{self.name} refused {request}: {error.code} {message}{advice}"
 
     def list(self, path: str) -> Iterator[Any]:
         """Yield the entries of every page, 10,000 at most.
@@ -88,6 +131,8 @@ class Forge(NamedTuple):
         """
         for page in range(1, 101):
             entries = self.request("GET", f"{path}per_page=100&page={page}")
+            if not isinstance(entries, list):
+                raise ForgeError(f"{self.url} did not answer as {self.name} does, but as a proxy may")
             if not entries:
                 return
             yield from entries

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates
+from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates, suggest_remedy
 from pytest_llenergy.record.comparison import (
     VERDICTS,
     AppliedRule,
@@ -144,6 +144,10 @@ def render_title(compared: ComparedReports, context: CommentContext = NO_CONTEXT
     reasons = list(
         filter(None, [_count_tests(failed if fails else warned, len({each.id for each in found}))])
     )
+    unsure = [each for each in found if each.gated and each.verdict == "inconclusive"]
+    if unsure and compared.inconclusive != "pass":
+        more = "more rounds" if context.pairs is None else "more pairs"
+        reasons.append(suggest_remedy(unsure, more, in_turn=context.pairs is not None))
     if context.over_budget:
         reasons.append(f"{len(context.over_budget)} over budget")
     if unmeasured:

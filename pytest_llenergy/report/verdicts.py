@@ -12,9 +12,6 @@ from statistics import fmean, median
 from rich.console import Console
 from rich.text import Text
 
-from pytest_llenergy.compare.case import MAX_LOAD
-from pytest_llenergy.compare.rule import HELD_BACK, NEEDS_ABSOLUTE, NEEDS_SESSIONS, UNRESOLVED
-from pytest_llenergy.compare.statistics import STORED_ROUNDS
 from pytest_llenergy.record.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.record.metrics import ROUND_METRICS
 from pytest_llenergy.record.quantity import format_number, format_pair, shown_unit
@@ -171,42 +168,6 @@ def describe_detectable(comparisons: Sequence[Comparison]) -> str:
     if not found:
         return ""
     return f"finds changes from {format_size(median(found))} (median test), {format_size(max(found))} (worst)"
-
-
-def suggest_remedy(
-    comparisons: Sequence[Comparison], rounds: str = "more rounds", *, in_turn: bool = False
-) -> str:
-    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
-
-    Args:
-        comparisons: Those that are inconclusive.
-        rounds: The words for more rounds.
-        in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
-    """
-    absolute, precise = "an absolute threshold", "a smaller uncertainty of your metric"
-    sessions = "folders with several sessions a side, --floor or llenergy history"
-    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds, sessions), False)
-    for each in comparisons:
-        if NEEDS_ABSOLUTE in each.reason:
-            found[absolute] = True
-        elif NEEDS_SESSIONS in each.reason:
-            found[sessions] = True
-        elif each.metric not in ROUND_METRICS and not in_turn:
-            # What a test states does not depend on its rounds.
-            found[precise] = True
-        elif UNRESOLVED not in each.reason:
-            found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
-    remedies = [remedy for remedy in reversed(found) if found[remedy]]
-    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
-
-
-def _rounds_can_decide(comparison: Comparison) -> bool:
-    if comparison.metric == MAX_LOAD:
-        # Rounds repeat the result of a search; only other sessions, which llenergy ab has, search again.
-        return comparison.n_base > 1
-    # Other processes do not go away with more rounds, and more rounds do not tell how sessions differ.
-    few = min(comparison.n_base, comparison.n_head) < STORED_ROUNDS
-    return comparison.session_spread is None or (few and HELD_BACK not in comparison.reason)
 
 
 def needs_reason(comparison: Comparison) -> bool:

@@ -188,7 +188,7 @@ def test_exit_code_depends_on_the_worst_verdict(
 def test_inconclusive_verdicts_give_a_warning(compare: Compare) -> None:
     assert (
         compare(of(VAGUE), of(VAGUE))[2]
-        == "llenergy compare: warning: 1 inconclusive; more rounds can decide\n"
+        == "llenergy compare: warning: 1 inconclusive; a quieter machine or more rounds can decide\n"
     )
     assert compare(of(FEW), of(FEW), "--inconclusive=pass")[2] == ""
 

@@ -17,7 +17,7 @@ from pytest_llenergy.ab.join import SideSessions
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import Estimator, compare_reports, estimate_once
-from pytest_llenergy.compare.gate import exit_code
+from pytest_llenergy.compare.gate import exit_code, suggest_remedy
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import DEFAULT_STAGES
@@ -26,7 +26,6 @@ from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.load_curve import MaxLoad
 from pytest_llenergy.record.record import Flag, Record
 from pytest_llenergy.record.report import Report
-from pytest_llenergy.report.verdicts import suggest_remedy
 
 from ..backends.servers.start import queueing
 from ..conftest import TEN_WATTS

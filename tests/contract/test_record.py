@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from .project import Project, fault
+from .project import Project
 
 SUITE = """
 import time
@@ -165,7 +165,6 @@ def test_measured_and_estimated_are_told_apart(ran: Project) -> None:
     assert "1 passed" not in refused.out
 
 
-@fault("an assertion text of megabytes is stored whole")
 def test_the_reason_of_a_failure_is_of_a_readable_length(ran: Project) -> None:
     source = "def test_it(energy):\n    energy(sum, [1])\n    assert 0, 'y' * 3_000_000\n"
     ran.write("long/test_long.py", source)

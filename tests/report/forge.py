@@ -35,6 +35,8 @@ class Forge:
     asked: list[str] = field(default_factory=list)
     refuses: int | None = None
     redirects_to: str = ""
+    #: Answers of the next requests: status, body and headers.
+    answers: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
 
     def has(self, body: str, by: int = ME) -> None:
         """Keep a comment."""
@@ -104,6 +106,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, data: Any) -> None:
         self.forge.asked.append(f"{self.command} {self.path}")
+        if self.forge.answers:
+            status, text, headers = self.forge.answers.pop(0)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text.encode())
+            return
         given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers["PRIVATE-TOKEN"]
         if given != self.forge.token:
             status, data = 401, {"message": "Bad credentials"}

@@ -139,6 +139,34 @@ def test_an_unreachable_forge_is_named(url: str) -> None:
         post_comment(github(Forge(address=url)), MARKER, 3)
 
 
+Answer = tuple[int, str, dict[str, str]]
+
+LIMIT: Answer = (403, '{"message": "API rate limit exceeded"}', {"Retry-After": "0"})
+BAD_GATEWAY: Answer = (502, "<html>Bad Gateway</html>", {})
+
+
+@pytest.mark.parametrize("answer", [LIMIT, BAD_GATEWAY])
+def test_limits_and_busy_servers_are_tried_again_and_then_named(
+    forge: Forge, monkeypatch: pytest.MonkeyPatch, answer: Answer
+) -> None:
+    monkeypatch.setattr("pytest_llenergy.report.forges.RETRY_AFTER_S", (0.0, 0.0))
+    # The first request asks for the user of the token, which may fail.
+    forge.answers = [(404, "{}", {}), answer, answer]
+    post_comment(github(forge), MARKER, 3)
+    assert len(forge.comments) == 1
+    forge.answers = [(404, "{}", {}), answer, answer, answer]
+    with pytest.raises(ForgeError, match="rate limit" if answer is LIMIT else "not available") as caught:
+        post_comment(github(forge), MARKER, 3)
+    assert "permission" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["<html>Sign in</html>", '"ok"', '{"error": "no"}'])
+def test_the_page_of_a_proxy_is_named(forge: Forge, text: str) -> None:
+    forge.answers = [(404, "{}", {}), (200, text, {})]
+    with pytest.raises(ForgeError, match="proxy"):
+        post_comment(github(forge), MARKER, 3)
+
+
 def test_a_redirect_does_not_receive_the_token(forge: Forge) -> None:
     with serving(Forge()) as other:
         forge.redirects_to = other.address

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_llenergy.compare.gate import suggest_remedy
 from pytest_llenergy.record.comparison import RULE_VERDICTS, AppliedRule, Comparison, Verdict
 from pytest_llenergy.report.verdicts import (
     LEGEND,
     format_sides,
     list_problems,
     render_verdicts,
-    suggest_remedy,
 )
 
 LIMITS = "-73.2% … +870.8%"
@@ -146,6 +146,7 @@ RULE = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance
         ({"n_base": 12, "n_head": 12}, "llenergy ab can decide"),
         ({"n_base": 12, "n_head": 12, "session_spread": None}, "more rounds can decide"),
         ({"reason": "regressed by itself, but others used the CPU"}, "llenergy ab can decide"),
+        ({"n_base": 6, "noise": 0.08}, "a quieter machine or more rounds can decide"),
         ({"metric": "wer"}, "a smaller uncertainty of your metric can decide"),
         (
             {"metric": "wer", "reason": "too near zero; add an absolute threshold, such as 5%+2"},
@@ -166,7 +167,9 @@ def test_the_remedy_for_an_inconclusive_test_depends_on_what_makes_it_so(
 
 
 def test_more_pairs_decide_on_a_custom_metric_of_sessions() -> None:
-    found = msgspec.structs.replace(judged("test_m"), metric="wer", verdict="inconclusive", rule=RULE)
+    found = msgspec.structs.replace(
+        judged("test_m"), metric="wer", verdict="inconclusive", rule=RULE, noise=None
+    )
     assert suggest_remedy([found], "more pairs", in_turn=True) == "more pairs can decide"
 
 
