@@ -199,7 +199,9 @@ def device_differences(
         return [f"host: {UNKNOWN}"]
     # Usual, and quicker to see than to describe.
     same = DEVICES_OF(base) == DEVICES_OF(head) and _boards_of(hosts[0]) == _boards_of(hosts[1])
-    if same and _host_facts(hosts[0]) == _host_facts(hosts[1]):
+    if same and [_host_order(each.host) for each in hosts[0] if each is not None] == [
+        _host_order(each.host) for each in hosts[1] if each is not None
+    ]:
         return []
     sides = [device_facts(*side, meters=meters) for side in ((base, base_on), (head, head_on))]
     return list_differences(*sides)

@@ -39,11 +39,10 @@ CAUSES = {
 
 def load_of_others(rounds: Sequence[Round]) -> tuple[float, ...]:
     """Return the cores that other processes and guests used in each round; empty if that is unknown."""
-    known = [each for each in rounds if each.other_cpu_s is not None and each.duration_s > 0]
-    if len(known) < len(rounds):
+    if any(each.other_cpu_s is None or each.duration_s <= 0 for each in rounds):
         return ()
     return tuple(
-        [((each.other_cpu_s or 0.0) + (each.stolen_cpu_s or 0.0)) / each.duration_s for each in known]
+        [((each.other_cpu_s or 0.0) + (each.stolen_cpu_s or 0.0)) / each.duration_s for each in rounds]
     )
 
 
@@ -119,11 +118,15 @@ def find_disturbance(base: Record, head: Record, *, load_matters: bool) -> str |
         load_matters: Whether other processes and guests count. They do not if rounds alternate, so that both
             sides are disturbed alike, or if they were corrected for. To work on GPUs alone they never matter.
     """
+    flagged = {
+        side: (record, [each for each in record.rounds if each.flags])
+        for side, record in (("base", base), ("head", head))
+    }
     for name, cause in CAUSES.items():
-        for side, record in (("base", base), ("head", head)):
-            if name != "throttled" and not (load_matters and _uses_cpu(record)):
+        for side, (record, rounds) in flagged.items():
+            if not rounds or (name != "throttled" and not (load_matters and _uses_cpu(record))):
                 continue
-            count = sum(_is_disturbed(each, name) for each in record.rounds)
+            count = sum(_is_disturbed(each, name) for each in rounds)
             if count > MAJORITY * len(record.rounds):
                 remedy = "" if name == "throttled" else " (llenergy ab, which measures in turn, can decide)"
                 return f"{cause} during {count} of {len(record.rounds)} rounds of {side}{remedy}"

@@ -517,7 +517,7 @@ def kind_of_energy(meters: Sequence[MeterInfo], rounds: Sequence[Round | WindowR
     kinds = {meter.kind for meter in meters}
     if not kinds or "estimated" in kinds:
         return "estimated" if kinds else None
-    split = sum(is_attributed(part) for part in rounds)
+    split = sum(is_attributed(part) for part in rounds if part.flags)
     return "attributed" if split and split >= ATTRIBUTED_SHARE * len(rounds) else "measured"
 
 
