@@ -23,15 +23,13 @@ from pytest_llenergy.record.comparison import (
 )
 from pytest_llenergy.record.text import count_tests, one_line, shorten, unique_short_ids
 from pytest_llenergy.report.verdicts import (
+    columns_of,
     count_verdicts,
     describe_detectable,
     describe_noise,
     failing_verdicts,
     format_change,
-    format_interval,
     format_ratio,
-    format_rounds,
-    format_sides,
     names_metrics,
     needs_reason,
     overall_changes,
@@ -76,7 +74,7 @@ SIGNS: dict[Verdict, str] = {
 }
 
 #: Characters that mean nothing in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
-SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
+SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…→%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
 
 #: Text that GitHub turns into a link although it has no scheme.
 WWW_ADDRESS = re.compile(r"(www)\.", re.IGNORECASE)
@@ -84,9 +82,11 @@ WWW_ADDRESS = re.compile(r"(www)\.", re.IGNORECASE)
 #: ``@`` and ``#``, which start a mention or a reference on GitHub even as character references.
 MENTION_OR_REFERENCE = re.compile(r"(&#(?:64|35);)")
 
+COLUMNS = columns_of("comment")
+
 TABLE_HEADER = (
-    "| | benchmark | base | head | change | limits | tokens/s | rounds |",
-    "|---|---|---:|---:|---:|---:|---:|---:|",
+    f"| | benchmark | {' | '.join(each.head for each in COLUMNS)} |",
+    f"|---|---|{'---:|' * len(COLUMNS)}",
 )
 
 
@@ -296,32 +296,13 @@ def _row(comparison: Comparison, short_id: str, *, with_metric: bool) -> str:
     metric = f" {escape_markdown(comparison.metric)}" if with_metric else ""
     name = f"<code>{escape_markdown(short_id)}</code>{metric}"
     if comparison.verdict == "removed":
-        return f"| {sign} | <del>{name}</del>{' | -' * 6} |"
+        return f"| {sign} | <del>{name}</del>{' | -' * len(COLUMNS)} |"
     for note in filter(None, [reason, *comparison.notes]):
         name += f"<br>{escape_markdown(note, MAX_REASON_LENGTH)}"
-    base, head = map(escape_markdown, format_sides(comparison))
-    change = format_change(comparison)
+    cells = {each.head: escape_markdown(each.cell(comparison)) for each in COLUMNS}
     if comparison.verdict in ("regressed", "worse", "improved") and comparison.ratio is not None:
-        change = f"**{change}**"
-    cells = (
-        sign,
-        name,
-        base,
-        head + comparison.kind_label,
-        change,
-        format_interval(comparison),
-        _throughput(comparison),
-        format_rounds(comparison),
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def _throughput(comparison: Comparison) -> str:
-    base, head = comparison.base_tokens_per_s, comparison.head_tokens_per_s
-    if base is None or head is None:
-        return "-"
-    change = f" ({head / base - 1:+.1%})" if base > 0 else ""
-    return f"{base:.4g} → {head:.4g}{change}"
+        cells["change"] = f"**{cells['change']}**"
+    return f"| {' | '.join([sign, name, *cells.values()])} |"
 
 
 def _foot(compared: ComparedReports) -> str:

@@ -7,7 +7,9 @@ import io
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -239,6 +241,49 @@ def format_sides(comparison: Comparison) -> tuple[str, str]:
     return format_pair(comparison.base, comparison.estimated_head, one_line(comparison.unit))
 
 
+def _format_speeds(comparison: Comparison) -> str:
+    """Format tokens per second, such as ``60 → 30 (-50.0%)``, or ``-``."""
+    base, head = comparison.base_tokens_per_s, comparison.head_tokens_per_s
+    if base is None or head is None:
+        return "-"
+    return f"{base:.4g} → {head:.4g}" + (f" ({head / base - 1:+.1%})" if base > 0 else "")
+
+
+Output = Literal["terminal", "comment", "page"]
+
+
+@dataclass(frozen=True)
+class VerdictColumn:
+    """A column of figures in the tables of comparisons, and the outputs that have it."""
+
+    head: str
+    cell: Callable[[Comparison], str]
+    outputs: tuple[Output, ...] = ("terminal", "comment", "page")
+
+
+#: In the order of every table, after the verdict and the test.
+COLUMNS = (
+    VerdictColumn("base", lambda each: format_sides(each)[0]),
+    VerdictColumn("head", lambda each: format_sides(each)[1], ("terminal",)),
+    VerdictColumn("head", lambda each: format_sides(each)[1] + each.kind_label, ("comment", "page")),
+    VerdictColumn("change", format_change),
+    VerdictColumn("limits", format_interval),
+    VerdictColumn("noise", lambda each: "-" if each.noise is None else f"{each.noise:.1%}", ("page",)),
+    VerdictColumn(
+        "detectable",
+        lambda each: "-" if each.detectable is None else format_size(each.detectable),
+        ("terminal", "page"),
+    ),
+    VerdictColumn("tokens/s", _format_speeds, ("comment", "page")),
+    VerdictColumn("rounds", format_rounds, ("comment", "page")),
+)
+
+
+def columns_of(output: Output) -> list[VerdictColumn]:
+    """Return the columns of figures of an output."""
+    return [each for each in COLUMNS if output in each.outputs]
+
+
 def name_column(ids: Sequence[str]) -> TableColumn:
     """Return the first column of a table: the short name of each test, with its parameters."""
     named = unique_function_names(ids)
@@ -254,18 +299,9 @@ def _first_column(comparisons: Sequence[Comparison], *, with_metric: bool) -> Ta
 
 
 def _columns(comparisons: Sequence[Comparison]) -> list[TableColumn]:
-    verdicts, styles = (
-        [each.verdict for each in comparisons],
-        [VERDICT_STYLES.get(each.verdict, "") for each in comparisons],
-    )
-    cells: dict[str, Callable[[Comparison], str]] = {
-        "base": lambda each: format_sides(each)[0],
-        "head": lambda each: format_sides(each)[1],
-        "change": format_change,
-        "limits": format_interval,
-        "detectable": lambda each: "-" if each.detectable is None else format_size(each.detectable),
-    }
-    figures = [TableColumn(head, list(map(cell, comparisons))) for head, cell in cells.items()]
+    verdicts = [each.verdict for each in comparisons]
+    styles = [VERDICT_STYLES.get(verdict, "") for verdict in verdicts]
+    figures = [TableColumn(each.head, list(map(each.cell, comparisons))) for each in columns_of("terminal")]
     return [TableColumn("verdict", verdicts, is_number=False, styles=styles), *figures]
 
 

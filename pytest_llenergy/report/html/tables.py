@@ -18,11 +18,7 @@ from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of,
 from pytest_llenergy.report.html.figures import look_of
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, record_labels
 from pytest_llenergy.report.verdicts import (
-    format_change,
-    format_interval,
-    format_rounds,
-    format_sides,
-    format_size,
+    columns_of,
     format_value,
     name_column,
     names_metrics,
@@ -125,29 +121,19 @@ def verdicts(comparisons: Sequence[Comparison], anchors: Mapping[str, str]) -> l
     """List every comparison, most urgent first."""
     with_metric = names_metrics(comparisons)
     names = name_column([each.id for each in comparisons]).cells
-    rows: list[Cells] = []
-    for name, each in zip(names, comparisons, strict=True):
-        speeds = each.base_tokens_per_s, each.head_tokens_per_s
-        base, head = format_sides(each)
-        rows.append(
-            [
-                state_cell(each.verdict),
-                Cell(name, "name", anchors.get(each.id, "")),
-                each.metric if with_metric else "",
-                base,
-                head + each.kind_label,
-                format_change(each),
-                format_interval(each),
-                "-" if each.noise is None else f"{each.noise:.1%}",
-                "-" if each.detectable is None else format_size(each.detectable),
-                format_rounds(each),
-                "-" if None in speeds else " → ".join(map(format_value, speeds)),
-            ]
-        )
+    columns = columns_of("page")
+    rows: list[Cells] = [
+        [
+            state_cell(each.verdict),
+            Cell(name, "name", anchors.get(each.id, "")),
+            each.metric if with_metric else "",
+            *(column.cell(each) for column in columns),
+        ]
+        for name, each in zip(names, comparisons, strict=True)
+    ]
     metrics = "" if with_metric else f", {', '.join(dict.fromkeys(each.metric for each in comparisons))}"
-    numbers = ("#base", "#head", "#change", "#limits", "#noise", "#detectable", "#rounds", "#token/s")
     label = f"Verdicts{metrics}; head is base times the estimated change"
-    return table(label, ("verdict", "test", "metric", *numbers), rows)
+    return table(label, ("verdict", "test", "metric", *(f"#{each.head}" for each in columns)), rows)
 
 
 def metrics(sides: Mapping[str, Record]) -> list[Table]:
