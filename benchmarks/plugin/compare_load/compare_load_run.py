@@ -59,11 +59,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def make_report(records: int, rounds: int, factor: float, random: Random) -> Report:
+def make_report(name: str, records: int, rounds: int, factor: float, random: Random) -> Report:
     """Return a report like that of a suite on the CPU, with noise of 1 %."""
     return msgspec.structs.replace(
         REPORT,
-        run=msgspec.structs.replace(REPORT.run, complete=True),
+        run=msgspec.structs.replace(REPORT.run, id=name, complete=True),
         records=[_make_record(index, rounds, factor, random) for index in range(records)],
     )
 
@@ -119,8 +119,8 @@ def main(argv: Sequence[str]) -> int:
     random = Random(args.seed)
     with tempfile.TemporaryDirectory() as directory:
         base, head = Path(directory, "base.json"), Path(directory, "head.json")
-        write_report(make_report(args.records, args.rounds, 1.0, random), base)
-        write_report(make_report(args.records, args.rounds, 1.01, random), head)
+        write_report(make_report("base", args.records, args.rounds, 1.0, random), base)
+        write_report(make_report("head", args.records, args.rounds, 1.01, random), head)
         sizes_mb = [path.stat().st_size / 2**20 for path in (base, head)]
         parts = [
             json.loads(run_command([sys.executable, "-c", COMPARISON_SCRIPT, str(base), str(head)])["out"])
