@@ -105,31 +105,6 @@ def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) ->
     assert all(each.isprintable() or each == "\n" for each in out)
 
 
-def test_json_output_holds_the_comparisons(compare: Compare) -> None:
-    status, out, _ = compare(of(record_of()), of(WORSE), "--metric", "energy_j", "--format", "json")
-    assert status == 1
-    message = json.loads(out)
-    (found,) = message["comparisons"]
-    assert (found["id"], found["verdict"], found["metric"]) == (TEST, "regressed", "energy_j")
-    assert 1.05 < found["low"] < 1.09 < found["ratio"] < 1.11 < found["high"] < 1.15
-    assert found["rule"]["threshold"] == 0.03
-    assert message["base"]["commit"] == "abc"
-
-
-@pytest.mark.parametrize(
-    ("option", "status"),
-    [
-        ("energy_j:3%", 1),
-        ("energy_j:8.5%", 1),
-        ("energy_j:12%", 0),
-        ("energy_j:3%+2J", 0),
-        ("energy_j:3%+300mJ", 1),
-    ],
-)
-def test_threshold_decides_the_exit_code(compare: Compare, option: str, status: int) -> None:
-    assert compare(of(record_of()), of(WORSE), "--fail-on", option)[0] == status
-
-
 def test_several_metrics_are_compared(compare: Compare) -> None:
     options = (
         "--fail-on=energy_j:20%",
@@ -245,14 +220,8 @@ def newer() -> bytes:
     ],
     ids=["empty", "newer", "truncated", "twice"],
 )
-@pytest.mark.parametrize("form", ["text", "json", "markdown"])
-def test_unusable_report_exits_with_two(compare: Compare, base: Any, error: str, form: str) -> None:
-    assert compare(base, of(record_of()), "--format", form) == (2, "", f"llenergy compare: {error}\n")
-
-
-def test_missing_file_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "/no/base.json", "/no/head.json"]) == 2
-    assert capsys.readouterr().err == "llenergy compare: /no/base.json: No such file or directory\n"
+def test_unusable_report_exits_with_two(compare: Compare, base: Any, error: str) -> None:
+    assert compare(base, of(record_of())) == (2, "", f"llenergy compare: {error}\n")
 
 
 @pytest.mark.parametrize(
@@ -266,8 +235,6 @@ def test_missing_file_exits_with_two(capsys: pytest.CaptureFixture[str]) -> None
             "--metric=peak_memory_bytes",
             "peak_memory_bytes has one value per test and cannot be compared; ",
         ),
-        ("--fail-on=energy_j:much", "invalid threshold 'much' of energy_j; expected a percentage"),
-        ("--fail-on=energy_j", "'energy_j' is not METRIC:PERCENT%"),
         ("--inconclusive=maybe", "--inconclusive=maybe: must be warn, fail or pass"),
         ("--format=xml", "invalid choice: 'xml'"),
     ],
