@@ -38,19 +38,16 @@ from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
 FLUCTUATIONS, DEVIATIONS = (0.01, 0.05, 0.3), (0.02, 0.1, 0.3)
 COURSES = ((0.01, 0.005), (0.01, 0.05), (0.05, 0.05), (0.2, 0.05), (0.7, 0.05))
 
-#: The same for how a window may differ from others of its name: not at all, or by any power. That is tried
-#: for windows of up to ``MOST_UNLIKE`` segments.
-UNLIKE, MOST_UNLIKE = (0.0, 1.0), 4
+#: The same for how a window may differ from others of its name: not at all, or by any power.
+UNLIKE = 1.0
 
 #: Power of the likelihood by which sizes are weighted. Real power is not Gaussian, and full weights would be
 #: too sure of one size (Holmes and Walker, *Biometrika* 104, 2017, on general Bayesian updating).
 CAUTION = 0.5
 
-#: Standard deviation of the mean power of a label, as a multiple of the highest power of a tick.
-ANY_POWER = 3.0
-
-#: The same for the change of power from the start of each segment of a label to its end.
-ANY_TREND = 0.6
+#: Standard deviation of the mean power of a label, as a multiple of the highest power of a tick, and of its
+#: change from the start of each segment of the label to the end.
+ANY_POWER, ANY_TREND = 3.0, 0.6
 
 #: Shortest window or phase that is solved, in ticks.
 SHORTEST_TICKS = 1 / 20
@@ -59,7 +56,7 @@ SHORTEST_TICKS = 1 / 20
 WIDTHS = (SHORTEST_TICKS, 1 / 10, 1 / 5, 2 / 5)
 
 #: Ticks that are kept on either side of a mark; those further inside a segment tell nothing about its ends.
-KEPT_TICKS = 3
+KEPT_TICKS = 4
 
 #: Ticks that are solved at once. Their matrices take time with the third power of it.
 BLOCK_TICKS = 64
@@ -67,11 +64,12 @@ BLOCK_TICKS = 64
 #: A rest between two windows that is shorter than this many ticks shares its power with other such rests.
 REST_TICKS = 2.0
 
-#: Ticks on either side of an edge within which other windows are solved with it.
-NEAR_TICKS = 24
+#: Windows that begin within ``SHARED_TICKS`` are solved from one stretch, which reaches ``NEAR_TICKS`` beyond
+#: them, or less far if it would hold more than ``MOST_MARKS``.
+SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 16, 16, 600
 
-#: Marks on either side of an edge that are solved with it.
-MOST_MARKS = 100
+#: Stretches of a series that are kept: windows are mostly asked for in order.
+KEPT_STRETCHES = 4
 
 #: Label of all windows, where those of one name are few.
 ANY_WINDOW = "any window"
@@ -142,87 +140,69 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         end_ns: End of the window (monotonic nanoseconds).
         marks: Starts and ends of all windows, in time order.
     """
-    period_s = series.period_s
+    tick_ns = (series.period_s or 0.0) * 1e9
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
-    if period_s is None or before is None or after is None:
+    if before is None or after is None or not tick_ns or end_ns - start_ns < SHORTEST_TICKS * tick_ns:
         return None
-    tick_ns = period_s * 1e9
-    if end_ns - start_ns < SHORTEST_TICKS * tick_ns:
-        return None
-    reach_ns = round(NEAR_TICKS * tick_ns)
-    # The middle of a long window is known from its ticks, whatever happened in it.
-    whole = (start_ns + reach_ns, end_ns - reach_ns)
-    near = _marks_near(marks, start_ns, reach_ns)
-    near += [
-        mark for mark in _marks_near(marks, end_ns, reach_ns) if not near or mark.time_ns > near[-1].time_ns
+    first, last, whole = _reach(marks, start_ns, end_ns, tick_ns)
+    first_ns, last_ns = min(first, before.earliest_ns), max(last, after.latest_ns)
+    near = marks[bisect_left(marks, first_ns, key=_time_ns) : bisect_right(marks, last_ns, key=_time_ns)]
+    own = [
+        Mark(edge_ns, begins=edge_ns == start_ns)
+        for edge_ns in (start_ns, end_ns)
+        if not any(abs(mark.time_ns - edge_ns) <= SAME_NS for mark in _beside(near, edge_ns))
     ]
-    moments_ns = [start_ns, end_ns, *(mark.time_ns for mark in near)]
-    lefts = series.ticks_around(min(moments_ns), KEPT_TICKS + 1)[0] or series.ticks
-    rights = series.ticks_around(max(moments_ns), KEPT_TICKS + 1)[1] or series.ticks
-    first_ns, last_ns = lefts[0].earliest_ns, rights[-1].latest_ns
-    # Power is not even beyond the nearest marks that are not solved.
-    first, last = (
-        bisect_left(marks, min(moments_ns), key=_time_ns),
-        bisect_right(marks, max(moments_ns), key=_time_ns),
-    )
-    if first > 0 and marks[first - 1].time_ns < before.earliest_ns:
-        first_ns = max(first_ns, marks[first - 1].time_ns)
-    if last < len(marks) and marks[last].time_ns > after.latest_ns:
-        last_ns = min(last_ns, marks[last].time_ns)
-    own = (Mark(start_ns, begins=True), Mark(end_ns, begins=False))
-    segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
-    target = [
-        number
-        for number, segment in enumerate(segments)
-        if segment.start_ns >= start_ns - SAME_NS and segment.end_ns <= end_ns + SAME_NS
-    ]
-    repeats = _count_alike(segments, target)
-    if repeats < REPEATED:
-        # Windows of other names show as well how power changes at the edges of windows.
-        segments = [
-            each._replace(label=ANY_WINDOW)
-            if number in target or (isinstance(each.label, tuple) and each.label)
-            else each
-            for number, each in enumerate(segments)
-        ]
-        repeats = _count_alike(segments, target)
-    if not target or (repeats < REPEATED and len(series.ticks_between(start_ns, end_ns)) < INSIDE):
+    few_ticks = len(series.ticks_between(start_ns, end_ns)) < INSIDE
+    for alike in (False, True):
+        key = (first_ns, last_ns, whole, len(near), *own, series.ticks_seen, alike)
+        stretch = series.stretches.get(key)
+        if stretch is None:
+            while len(series.stretches) >= KEPT_STRETCHES:
+                series.stretches.pop(next(iter(series.stretches)))
+            segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
+            stretch = series.stretches[key] = Stretch(series, _alike(segments) if alike else segments)
+        target = stretch.segments_within(start_ns - SAME_NS, end_ns + SAME_NS)
+        repeats = min((stretch.counts[stretch.segments[number].label] for number in target), default=0)
+        if repeats >= REPEATED or alike:
+            break
+    if not target or (repeats < REPEATED and few_ticks):
         return None
-    return solve_window(series, segments, target, repeats)
+    return widen_for_few(stretch.solve([target], unlike=True)[0], repeats)
 
 
-def _count_alike(segments: Sequence[Segment], target: Sequence[int]) -> int:
-    """Return how many segments have the label of a target, of the rarest if it has several."""
-    labels = Counter(segment.label for segment in segments)
-    return min((labels[segments[number].label] for number in target), default=0)
+def _reach(
+    marks: Sequence[Mark], start_ns: int, end_ns: int, tick_ns: float
+) -> tuple[int, int, tuple[int, int]]:
+    """Return start and end of the stretch from which a window is solved, and what of it is not divided."""
+    shared_ns, near_ns = SHARED_TICKS * tick_ns, NEAR_TICKS * tick_ns
+    if end_ns - start_ns > shared_ns:
+        # The middle of a long window is known from its ticks, whatever happened in it.
+        whole = (round(start_ns + near_ns), round(end_ns - near_ns))
+        return round(start_ns - near_ns), round(end_ns + near_ns), whole
+    while True:
+        begin_ns = start_ns // shared_ns * shared_ns
+        first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + 2 * shared_ns + near_ns)
+        count = bisect_right(marks, last_ns, key=_time_ns) - bisect_left(marks, first_ns, key=_time_ns)
+        if count <= MOST_MARKS or shared_ns < 2 * (end_ns - start_ns):
+            return first_ns, last_ns, (0, 0)
+        shared_ns, near_ns = shared_ns / 2, near_ns / 2
 
 
-def _marks_near(marks: Sequence[Mark], time_ns: int, reach_ns: int) -> list[Mark]:
-    """Return the marks within reach of a moment, of very many only the nearest."""
-    first = bisect_left(marks, time_ns - reach_ns, key=_time_ns)
-    middle = bisect_left(marks, time_ns, key=_time_ns)
-    last = bisect_right(marks, time_ns + reach_ns, key=_time_ns)
-    return list(marks[max(first, middle - MOST_MARKS) : min(last, middle + MOST_MARKS)])
+def _beside(marks: Sequence[Mark], time_ns: int) -> Sequence[Mark]:
+    index = bisect_left(marks, time_ns, key=_time_ns)
+    return marks[max(0, index - 1) : index + 1]
+
+
+def _alike(segments: Sequence[Segment]) -> list[Segment]:
+    """Label all windows alike: those of other names show as well how power changes at their edges."""
+    return [
+        each._replace(label=ANY_WINDOW) if isinstance(each.label, tuple) and each.label else each
+        for each in segments
+    ]
 
 
 def _time_ns(mark: Mark) -> int:
     return mark.time_ns
-
-
-def solve_window(
-    series: Series, segments: Sequence[Segment], target: Sequence[int], repeats: int = 1
-) -> WindowEnergy:
-    """Return the energy of a target, with the width that few repetitions leave.
-
-    Args:
-        series: Trace of the domain.
-        segments: Consecutive segments, from before the target until after it.
-        target: Indices of its segments.
-        repeats: Segments with the label of the target.
-    """
-    unlike = target if len(target) <= MOST_UNLIKE else ()
-    (energy,) = solve_jointly(series, segments, [target], unlike)
-    return widen_for_few(energy, repeats)
 
 
 def widen_for_few(energy: WindowEnergy, repeats: int) -> WindowEnergy:
@@ -237,10 +217,7 @@ def widen_for_few(energy: WindowEnergy, repeats: int) -> WindowEnergy:
 
 
 def solve_jointly(
-    series: Series,
-    segments: Sequence[Segment],
-    targets: Sequence[Sequence[int]],
-    unlike: Sequence[int] = (),
+    series: Series, segments: Sequence[Segment], targets: Sequence[Sequence[int]]
 ) -> list[WindowEnergy]:
     """Return the energy of each target, a set of segments.
 
@@ -250,49 +227,55 @@ def solve_jointly(
         series: Trace of the domain.
         segments: Consecutive segments, from before the first target until after the last.
         targets: Indices of segments, for each target.
-        unlike: Indices of segments that may differ from others of their label by any power.
     """
-    ticks = _ticks_near(series, segments)
-    cells = _divide(segments, targets, unlike, _median_s(ticks))
-    totals = [WindowEnergy(0.0) for _ in targets]
-    for block in _blocks(ticks):
-        parts = _solve_block(block, cells, series)
-        totals = [_joined(total, part) for total, part in zip(totals, parts, strict=True)]
-    return totals
+    return Stretch(series, segments).solve(targets)
 
 
-def _joined(first: WindowEnergy, second: WindowEnergy) -> WindowEnergy:
-    return WindowEnergy(
-        (first.energy_j or 0.0) + (second.energy_j or 0.0), first.variances + second.variances
-    )
+class Stretch:
+    """Consecutive segments with the ticks around them, from which any of the segments can be solved."""
+
+    def __init__(self, series: Series, segments: Sequence[Segment]) -> None:
+        self.segments = segments
+        self.counts = Counter(segment.label for segment in segments)
+        ticks = _ticks_near(series, segments)
+        cells = _Cells(segments, ticks)
+        count = -(-(len(ticks) - 1) // BLOCK_TICKS)
+        cuts = [round(index * (len(ticks) - 1) / count) for index in range(count + 1)]
+        # Blocks share the tick between them.
+        self._blocks = [_Block(ticks[first : last + 1], cells, series) for first, last in pairwise(cuts)]
+
+    def segments_within(self, start_ns: int, end_ns: int) -> list[int]:
+        """Return the indices of the segments within two moments (monotonic nanoseconds)."""
+        first = bisect_left(self.segments, start_ns, key=lambda each: each.start_ns)
+        last = bisect_right(self.segments, end_ns, key=lambda each: each.end_ns)
+        return list(range(first, last))
+
+    def solve(self, targets: Sequence[Sequence[int]], *, unlike: bool = False) -> list[WindowEnergy]:
+        """Return the energy of each target, a set of segments.
+
+        With ``unlike``, each may differ from other segments of its label by any power.
+        """
+        found = [WindowEnergy(0.0) for _ in targets]
+        for block in self._blocks:
+            parts = block.solve(targets, unlike)
+            found = [
+                WindowEnergy((a.energy_j or 0.0) + (b.energy_j or 0.0), a.variances + b.variances)
+                for a, b in zip(found, parts, strict=True)
+            ]
+        return found
 
 
 def _ticks_near(series: Series, segments: Sequence[Segment]) -> list[Tick]:
     """Return the ticks around a stretch, without those that are far from all marks."""
     ticks = series.ticks_between(segments[0].start_ns, segments[-1].end_ns)
-    borders = [each.end_ns for each in segments[:-1]]
     kept: set[int] = {0, len(ticks) - 1}
-    index = 0
-    for border_ns in borders:
-        while index < len(ticks) and ticks[index].time_ns < border_ns:
-            index += 1
-        kept.update(range(max(0, index - KEPT_TICKS - 1), min(len(ticks), index + KEPT_TICKS + 1)))
+    for segment in segments[:-1]:
+        index = bisect_left(ticks, segment.end_ns, key=lambda tick: tick.time_ns)
+        kept.update(range(max(0, index - KEPT_TICKS), min(len(ticks), index + KEPT_TICKS)))
     return [ticks[index] for index in sorted(kept)]
 
 
-def _median_s(ticks: Sequence[Tick]) -> float:
-    steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(ticks))
-    return steps[len(steps) // 2] / 1e9
-
-
-def _blocks(ticks: Sequence[Tick]) -> list[Sequence[Tick]]:
-    """Divide ticks into blocks of equal length that share the tick between them."""
-    count = -(-(len(ticks) - 1) // BLOCK_TICKS)
-    cuts = [round(index * (len(ticks) - 1) / count) for index in range(count + 1)]
-    return [ticks[first : last + 1] for first, last in pairwise(cuts)]
-
-
-class _Cells(NamedTuple):
+class _Cells:
     """The parts of all segments within which power is taken as even, one row for each.
 
     Attributes:
@@ -300,61 +283,47 @@ class _Cells(NamedTuple):
         tick_s: Period of the counter (seconds).
         starts_s: Start of each cell (seconds).
         ends_s: End of each cell (seconds).
-        effects: For each kind of effect (deviation, course, late step, unlike) a matrix with one
-            column for each of its values: what a value of one adds to the mean power of each cell.
-        free: The same for the mean powers and the trends of labels, which have one size.
-        targets: Which targets contain a cell, one column for each target.
+        owners: Index of the segment of each cell.
+        effects: For each kind of effect (deviation, course, late step, mean power and trend of a label) a
+            matrix with one column for each of its values: what a value of one adds to the mean power of each
+            cell.
     """
 
-    origin_ns: int
-    tick_s: float
-    starts_s: Any
-    ends_s: Any
-    effects: tuple[Any, Any, Any, Any]
-    free: Any
-    targets: Any
+    def __init__(self, segments: Sequence[Segment], ticks: Sequence[Tick]) -> None:
+        import numpy as np
 
-
-def _divide(
-    segments: Sequence[Segment], targets: Sequence[Sequence[int]], unlike: Sequence[int], tick_s: float
-) -> _Cells:
-    import numpy as np
-
-    origin_ns = segments[0].start_ns
-    edges_s: list[tuple[float, float]] = []
-    positions: list[float] = []
-    owners: list[int] = []
-    parts: list[int] = []
-    for number, segment in enumerate(segments):
-        start_s, end_s = ((moment_ns - origin_ns) / 1e9 for moment_ns in segment[:2])
-        widths_s = [share * tick_s for share in WIDTHS]
-        while widths_s and 2 * sum(widths_s) >= end_s - start_s:
-            widths_s.pop()
-        inner_s = end_s - start_s - 2 * sum(widths_s)
-        # Parts are numbered from the start of the segment and, below zero, from its end.
-        numbered = [*enumerate(widths_s), (len(WIDTHS), inner_s)]
-        numbered += [(-1 - part, width_s) for part, width_s in reversed(list(enumerate(widths_s)))]
-        middle_s, length_s = (start_s + end_s) / 2, end_s - start_s
-        for part, width_s in numbered:
-            edges_s.append((start_s, start_s + width_s))
-            positions.append((start_s + width_s / 2 - middle_s) / (length_s or 1.0))
-            owners.append(number)
-            parts.append(part)
-            start_s += width_s
-    starts_s, ends_s = np.array(edges_s).T
-    # Rounding may leave nothing of the inner part.
-    widths = np.maximum((ends_s - starts_s) / tick_s, 1e-6)[:, None]
-    names = [segments[owner].label for owner in owners]
-    labels = _indicators(names)
-    first = np.array([[owner != before] for before, owner in pairwise([-1, *owners])])
-    # A course of independent parts has the same energy in each width; a late step has one energy.
-    courses = _indicators(list(zip(names, parts, strict=True))) / np.sqrt(widths)
-    contained = np.array([[float(owner in target) for target in targets] for owner in owners])
-    own = np.array([[float(owner == number) for number in unlike] for owner in owners])
-    effects = (_indicators(owners), courses, labels * first / widths, own)
-    # Powers of any size, and trends as large as the power.
-    free = np.hstack([ANY_POWER * labels, ANY_TREND * labels * np.array(positions)[:, None]])
-    return _Cells(origin_ns, tick_s, starts_s, ends_s, effects, free, contained)
+        self.origin_ns = segments[0].start_ns
+        steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(ticks))
+        self.tick_s = tick_s = steps[len(steps) // 2] / 1e9
+        cells: list[tuple[float, float, float, int, int]] = []
+        for number, (first_ns, last_ns, _) in enumerate(segments):
+            start_s, length_s = (first_ns - self.origin_ns) / 1e9, (last_ns - first_ns) / 1e9
+            widths_s = [share * tick_s for share in WIDTHS]
+            while widths_s and 2 * sum(widths_s) >= length_s:
+                widths_s.pop()
+            # Parts are numbered from the start of the segment and, below zero, from its end.
+            parts = [*enumerate(widths_s), (len(WIDTHS), length_s - 2 * sum(widths_s))]
+            parts += [(-1 - part, width_s) for part, width_s in reversed(list(enumerate(widths_s)))]
+            done_s = 0.0
+            for part, width_s in parts:
+                position = (done_s + width_s / 2) / (length_s or 1.0) - 0.5
+                cells.append((start_s + done_s, width_s, position, number, part))
+                done_s += width_s
+        starts, lengths, positions, owners, _ = map(np.array, zip(*cells, strict=True))
+        self.starts_s, self.ends_s, self.owners = starts, starts + lengths, owners
+        # Rounding may leave nothing of the inner part.
+        widths = np.maximum(lengths / tick_s, 1e-6)[:, None]
+        names = [segments[owner].label for owner in owners]
+        labels = _indicators(names)
+        first = np.diff(owners, prepend=-1)[:, None] > 0
+        courses = _indicators([(name, cell[4]) for name, cell in zip(names, cells, strict=True)])
+        # A course of independent parts has the same energy in each width; a late step has one energy.
+        self.effects = (
+            _indicators(owners.tolist()),
+            courses / np.sqrt(widths),
+            labels * first / widths,
+            np.hstack([ANY_POWER * labels, ANY_TREND * labels * positions[:, None]]),
+        )
 
 
 def _indicators(values: Sequence[Hashable]) -> Any:
@@ -367,67 +336,96 @@ def _indicators(values: Sequence[Hashable]) -> Any:
     return found
 
 
-def _solve_block(ticks: Sequence[Tick], cells: _Cells, series: Series) -> list[WindowEnergy]:
-    """Return the energy of each target between the first and the last of some ticks."""
-    import numpy as np
+class _Block:
+    """Increments between consecutive ticks, with the inverse of their covariance for each of the sizes."""
 
-    moments_s = np.array([(tick.time_ns - cells.origin_ns) / 1e9 for tick in ticks])
-    increments_j = np.diff([tick.energy_j for tick in ticks])
-    starts_s = np.clip(cells.starts_s, moments_s[0], moments_s[-1])
-    ends_s = np.clip(cells.ends_s, moments_s[0], moments_s[-1])
-    overlaps_s = np.clip(
-        np.minimum(moments_s[1:, None], ends_s) - np.maximum(moments_s[:-1, None], starts_s), 0.0, None
-    )
-    elapsed_s = np.diff(moments_s)
-    powers_w = increments_j / elapsed_s
-    highest_w = max(float(powers_w.max()), 1e-9)
-    inside_s = (ends_s - starts_s)[:, None] * cells.targets
+    def __init__(self, ticks: Sequence[Tick], cells: _Cells, series: Series) -> None:
+        import numpy as np
 
-    timing, resolution = _tick_noise(ticks, powers_w, series)
-    # Matrices of the increments, and of the increments with the targets, in units of the highest power.
-    parts = [
-        (
-            np.diag(elapsed_s) * cells.tick_s,
-            overlaps_s @ cells.targets * cells.tick_s,
-            inside_s.sum(0) * cells.tick_s,
+        self._cells = cells
+        moments_s = np.array([(tick.time_ns - cells.origin_ns) / 1e9 for tick in ticks])
+        increments_j, elapsed_s = np.diff([tick.energy_j for tick in ticks]), np.diff(moments_s)
+        starts_s, ends_s = (
+            np.clip(each, moments_s[0], moments_s[-1]) for each in (cells.starts_s, cells.ends_s)
         )
-    ]
-    for effect in (*cells.effects, cells.free):
-        seen, wanted = overlaps_s @ effect, inside_s.T @ effect
-        parts.append((seen @ seen.T, seen @ wanted.T, (wanted**2).sum(1)))
-    tried = product(FLUCTUATIONS, DEVIATIONS, COURSES, UNLIKE if cells.effects[3].size else (0.0,))
-    sizes = np.array([(first, second, *course, own, 1.0) for first, second, course, own in tried])
-    sizes = sizes**2 * highest_w**2
-    among, across, alone = (
-        np.tensordot(sizes, np.array([part[kind] for part in parts]), 1) for kind in range(3)
-    )
-    among += timing + resolution
+        self._inside_s = ends_s - starts_s
+        self._overlaps_s = np.clip(
+            np.minimum(moments_s[1:, None], ends_s) - np.maximum(moments_s[:-1, None], starts_s), 0.0, None
+        )
+        powers_w = increments_j / elapsed_s
+        highest_w = max(float(powers_w.max()), 1e-9)
+        tried = product(FLUCTUATIONS, DEVIATIONS, COURSES)
+        self._sizes = np.array([(one, two, *course, 1.0) for one, two, course in tried]) ** 2 * highest_w**2
+        self._own = (UNLIKE * highest_w) ** 2
+        self._seen = [self._overlaps_s @ effect for effect in cells.effects]
+        parts = np.array([np.diag(elapsed_s) * cells.tick_s, *(seen @ seen.T for seen in self._seen)])
+        self._noise = _tick_noise(ticks, powers_w, series)
+        among = np.tensordot(self._sizes, parts, 1) + sum(self._noise)
+        self._inverse = np.linalg.inv(among)
+        # The prior mean of all powers is arbitrary, since labels may have any power.
+        self._usual_w, self._total_j = float(np.median(powers_w)), float(increments_j.sum())
+        surprises_j = increments_j - self._usual_w * elapsed_s
+        self._explained = self._inverse @ surprises_j
+        self._evidence = -0.5 * (self._explained @ surprises_j + np.linalg.slogdet(among)[1])
 
-    # The prior mean of all powers is arbitrary, since labels may have any power.
-    usual_w = float(np.median(powers_w))
-    surprises_j = increments_j - usual_w * elapsed_s
-    weights = np.linalg.solve(among, across)
-    explained = np.linalg.solve(among, np.broadcast_to(surprises_j[:, None], (len(sizes), len(elapsed_s), 1)))
-    log_evidence = -0.5 * (explained[:, :, 0] @ surprises_j + np.linalg.slogdet(among)[1])
-    credence = np.exp(CAUTION * (log_evidence - log_evidence.max()))
-    credence /= credence.sum()
-    energies_j = usual_w * inside_s.sum(0) + np.einsum("snt,n->st", weights, surprises_j)
-    variances = alone - np.einsum("snt,snt->st", across, weights)
-    means_j = credence @ energies_j
-    totals = credence @ (variances + energies_j**2) - means_j**2
-    weights_used = np.tensordot(credence, weights, 1)
-    by_ticks, by_steps = (
-        np.einsum("nt,nm,mt->t", weights_used, noise, weights_used) for noise in (timing, resolution)
-    )
-    return [
-        WindowEnergy(
-            float(min(max(mean_j, 0.0), increments_j.sum())),
-            Variances(
-                edges=float(ticks_), resolution=float(steps), shape=max(0.0, float(total - ticks_ - steps))
+    def solve(self, targets: Sequence[Sequence[int]], unlike: bool) -> list[WindowEnergy]:
+        """Return the energy of each target within the block."""
+        import numpy as np
+
+        chosen = np.zeros((len(targets), int(self._cells.owners[-1]) + 1))
+        for row, target in zip(chosen, targets, strict=True):
+            row[list(target)] = 1.0
+        within = chosen[:, self._cells.owners]
+        inside_s, seen_s = within * self._inside_s, self._overlaps_s @ within.T
+        wanted = [inside_s @ effect for effect in self._cells.effects]
+        duration_s = inside_s.sum(1)
+        # Covariances of the increments with the targets, and of the targets, for each size.
+        across = np.tensordot(
+            self._sizes,
+            np.array(
+                [
+                    seen_s * self._cells.tick_s,
+                    *(seen @ each.T for seen, each in zip(self._seen, wanted, strict=True)),
+                ]
             ),
+            1,
         )
-        for mean_j, total, ticks_, steps in zip(means_j, totals, by_ticks, by_steps, strict=True)
-    ]
+        alone = self._sizes @ np.array(
+            [duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)]
+        )
+        weights = self._inverse @ across
+        energies_j = np.einsum("snt,sn->st", across, self._explained)
+        variances = alone - np.einsum("snt,snt->st", across, weights)
+        evidence = np.broadcast_to(self._evidence[:, None], energies_j.shape)
+        if unlike:
+            # A power of its own adds own * seen seenᵀ to the covariance: its inverse follows from the other.
+            changed = self._inverse @ seen_s
+            spread = 1 + self._own * np.einsum("nt,snt->st", seen_s, changed)
+            shown = np.einsum("nt,sn->st", seen_s, self._explained)
+            gain = self._own * (duration_s - np.einsum("nt,snt->st", seen_s, weights)) / spread
+            weights = np.concatenate([weights, weights + gain[:, None] * changed])
+            energies_j = np.concatenate([energies_j, energies_j + gain * shown])
+            variances = np.concatenate([variances, variances + gain**2 * spread / self._own])
+            also = evidence + 0.5 * (self._own * shown**2 / spread - np.log(spread))
+            evidence = np.concatenate([evidence, also])
+        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
+        credence /= credence.sum(0)
+        means_j = (credence * energies_j).sum(0)
+        totals = (credence * (variances + energies_j**2)).sum(0) - means_j**2
+        means_j += self._usual_w * duration_s
+        used = np.einsum("st,snt->nt", credence, weights)
+        by_ticks, by_steps = (((noise @ used) * used).sum(0) for noise in self._noise)
+        return [
+            WindowEnergy(
+                float(min(max(mean_j, 0.0), self._total_j)),
+                Variances(
+                    edges=float(ticks_),
+                    resolution=float(steps),
+                    shape=max(0.0, float(total - ticks_ - steps)),
+                ),
+            )
+            for mean_j, total, ticks_, steps in zip(means_j, totals, by_ticks, by_steps, strict=True)
+        ]
 
 
 def _tick_noise(ticks: Sequence[Tick], powers_w: Any, series: Series) -> tuple[Any, Any]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pytest_llenergy.energy.meters.base import Domain
 
@@ -33,11 +33,6 @@ RETURNS = 10.0
 #: It is also wrong if one or two ticks alone surely exceed the highest power, and the power of the ticks on
 #: either side by this factor: a device at its limit does not stay there for so short a time.
 SPIKE = 1.5
-
-#: And if one tick alone holds less than ``DIP`` times the lowest power so far. A device that saves power
-#: between bursts of work raises this alarm once, since that is then the lowest power; but next to nothing,
-#: ``NOTHING`` times the lowest power, is always wrong.
-DIP, NOTHING = 0.25, 0.05
 
 #: A counter that went back may have been wrong for this long before, or for this long from then on (ns).
 GLITCH_NS = 1_000_000_000
@@ -111,6 +106,8 @@ class Series:
         self.outages: list[Outage] = []
         self.late: list[tuple[int, int]] = []
         self.stalls: list[tuple[int, int]] = []
+        #: What ``joint_solution`` keeps of stretches that it has solved.
+        self.stretches: dict[Hashable, Any] = {}
         self._late_ns = round(domain.late_s[0] * 1e9), round(domain.late_s[1] * 1e9)
         self._last: tuple[int, float] | None = None
         self._offset_j = 0.0
@@ -118,9 +115,10 @@ class Series:
         # When the present value was first read; when the counter last went back, and by how much.
         self._moved_ns = 0
         self._fell: tuple[int, float] | None = None
-        # Lowest and highest power of a tick so far.
-        self._lowest_w = math.inf
+        # Highest power of a tick so far.
         self._highest_w = 0.0
+        # ``tick_period_s``, and for how many ticks it was computed.
+        self._period = 0, 0.0
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
@@ -155,28 +153,19 @@ class Series:
         """Return why the counter is wrong, from its change since the previous reading, or ``None``."""
         if energy_j < last[1]:
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
-        if self._jumped(last, end_ns, energy_j):
-            return (
-                f"jumped by {energy_j - last[1]:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms, of a device "
-                f"that may draw {self._limit_w:.0f} W"
-            )
+        if energy_j == last[1] or not self.ticks:
+            return None
+        # The energy was used since the counter last moved, whatever was read in between.
+        moved_j, since_ns = energy_j - last[1], min(last[0], self.ticks[-1].earliest_ns)
+        elapsed_s = max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.smear_s
+        if moved_j > JUMP * self._limit_w * elapsed_s:
+            jumped = f"jumped by {moved_j:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms"
+            return f"{jumped}, of a device that may draw {self._limit_w:.0f} W"
         fell_ns, fell_j = self._fell or (0, math.inf)
-        returns = energy_j - last[1] > RETURNS * self._highest_w * self._elapsed_s(last[0], end_ns)
-        if energy_j - last[1] >= fell_j and (returns or end_ns - fell_ns < GLITCH_NS):
-            return f"moved by {energy_j - last[1]:.3f} J, after it had gone back by {fell_j:.3f} J"
+        returns = moved_j > RETURNS * self._highest_w * elapsed_s or end_ns - fell_ns < GLITCH_NS
+        if moved_j >= fell_j and returns:
+            return f"moved by {moved_j:.3f} J, after it had gone back by {fell_j:.3f} J"
         return None
-
-    def _jumped(self, last: tuple[int, float], end_ns: int, energy_j: float) -> bool:
-        """Return whether the counter moved by more than the device can have used, allowing for its lag."""
-        if not self.ticks:
-            return False
-        return energy_j - last[1] > JUMP * self._limit_w * self._elapsed_s(last[0], end_ns)
-
-    def _elapsed_s(self, last_ns: int, end_ns: int) -> float:
-        """Return in what time energy that was just read may have been used."""
-        # That is since the counter last moved, whatever was read in between.
-        since_ns = min(last_ns, self.ticks[-1].earliest_ns) if self.ticks else last_ns
-        return max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.smear_s
 
     @property
     def _limit_w(self) -> float:
@@ -210,16 +199,6 @@ class Series:
             if watts > max(limit_w, SPIKE * around_w):
                 shown = f"showed {watts:.0f} W for {longest_s * 1e3:.0f} ms and {around_w:.0f} W around it"
                 self._disagree(first, ticks[3], f"{shown}, of a device that may draw {limit_w:.0f} W")
-        # Energy that went missing leaves a tick with less than the device draws at rest. One that sleeps
-        # stays at its lower power.
-        shortest_s = (ticks[3].earliest_ns - ticks[2].latest_ns) / 1e9
-        dip_w = (ticks[3].energy_j - ticks[2].energy_j) / max(shortest_s, 1e-9)
-        if dip_w < DIP * self._lowest_w and after_w >= CAUGHT_UP * self._lowest_w:
-            shown = f"showed {dip_w:.0f} W for a tick, of a device that drew {self._lowest_w:.0f} W or more"
-            self._disagree(ticks[2], ticks[3], f"{shown}; energy may be missing")
-        longest_s = (ticks[3].latest_ns - ticks[2].earliest_ns) / 1e9
-        lowest_w = (ticks[3].energy_j - ticks[2].energy_j) / longest_s
-        self._lowest_w = min(self._lowest_w, max(lowest_w, NOTHING / DIP * min(self._lowest_w, after_w)))
         # The first tick after a stall may come out of turn, so it counts together with the next one.
         around_w = max(ticks[1].watts_since(ticks[0]), after_w)
         caught_up = ticks[3].watts_since(ticks[1]) >= CAUGHT_UP * around_w
@@ -410,8 +389,13 @@ class Series:
         """Median time between the latest observed ticks; ``None`` below three ticks."""
         if len(self.ticks) < 3:
             return None
-        steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(self.ticks[-LATEST:]))
-        return steps[len(steps) // 2] / 1e9
+        seen, period_s = self._period
+        if seen != self.ticks_seen:
+            seen, moments = self.ticks_seen, [tick.time_ns for tick in self.ticks[-LATEST:]]
+            steps = sorted(b - a for a, b in pairwise(moments))
+            period_s = steps[len(steps) // 2] / 1e9
+            self._period = seen, period_s
+        return period_s
 
 
 def _longest_s(stretches: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> float:

@@ -179,20 +179,6 @@ def test_a_single_tick_above_the_power_limit_is_wrong() -> None:
     assert series_of(*readings).outages == []
 
 
-def test_a_single_tick_far_below_the_idle_power_is_wrong() -> None:
-    """500 W for half a second at an idle power of 100 W, where the counter jumps back by a whole tick."""
-    readings = [(ms, 10.0 * (ms // 100)) for ms in range(0, 500, 5)]
-    readings += [
-        (ms, 40.0 + 50.0 * (ms // 100 - 4) - (49.0 if ms >= 800 else 0.0)) for ms in range(500, 1300, 5)
-    ]
-    series = series_of(*readings, highest_w=LIMIT_W)
-    assert series.reason_between(710 * MS, 790 * MS) == (
-        "nvml: the counter of gpu:GPU-a showed 11 W for a tick, of a device that drew 100 W or more; energy "
-        "may be missing"
-    )
-    assert series.reason_between(1010 * MS, 1090 * MS) is None
-
-
 def test_a_device_that_falls_asleep_is_not_wrong() -> None:
     readings = [
         (ms, 10.0 * (ms // 100) if ms < 700 else 60.0 + 2.0 * (ms // 100 - 6)) for ms in range(0, 1500, 5)
@@ -242,11 +228,11 @@ def test_a_counter_that_loses_one_tick_is_noticed(first_ms: int) -> None:
     assert "did not catch up; energy may be missing" in reason
 
 
-def test_naps_of_a_device_raise_one_alarm() -> None:
+def test_naps_of_a_device_raise_no_alarm() -> None:
     """It draws 60 W, and 8 W for a tick now and then."""
     shown_j, readings = 0.0, []
     for time_ms in range(0, 4000, 5):
         if time_ms % 100 == 0 and time_ms:
             shown_j += 0.8 if time_ms % 700 == 0 else 6.0
         readings.append((time_ms, shown_j))
-    assert len(series_of(*readings).outages) == 1
+    assert series_of(*readings).outages == []
