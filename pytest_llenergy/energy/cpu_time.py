@@ -18,7 +18,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pytest_llenergy import real_time
 
@@ -78,16 +78,39 @@ class Usage(NamedTuple):
     truncated_s: float
 
 
-class Process(Protocol):
-    """A process whose CPU time is followed."""
+class Process:
+    """A process whose CPU time is followed.
 
-    parent: int
+    Raises:
+        psutil.Error: It cannot be read.
+    """
+
+    def __init__(self, pid: int) -> None:
+        import psutil
+
+        self._process, self._error = psutil.Process(pid), psutil.Error
+        self._own = pid == os.getpid()
+        self._clock = (~pid << 3) | CPUCLOCK_SCHED
+        self.parent: int = 0 if self._own else self._process.ppid()
 
     def read(self) -> Usage | None:
-        """Return its CPU time so far; ``None`` once it was waited for."""
+        """Return its CPU time so far; ``None`` once it was waited for.
 
-    def close(self) -> None:
-        """Release all resources."""
+        Children that have ended are reported on Linux only.
+        """
+        if self._own:
+            children = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return Usage(time.process_time(), children.ru_utime + children.ru_stime, 0.0)
+        try:
+            times = self._process.cpu_times()
+            own_s = times.user + times.system
+            if sys.platform == "linux":
+                own_s = time.clock_gettime(self._clock)
+            if not self._process.is_running():
+                return None
+        except (OSError, self._error):
+            return None
+        return Usage(own_s, times.children_user + times.children_system, 2 * TICK_S)
 
 
 class ProcessTable:
@@ -102,10 +125,8 @@ class ProcessTable:
         """Return the process with this id, or ``None`` if it does not exist."""
         import psutil
 
-        if pid == os.getpid():
-            return OwnProcess()
-        with suppress(OSError, psutil.Error):
-            return LinuxProcess(pid) if sys.platform == "linux" else PsutilProcess(pid)
+        with suppress(psutil.Error):
+            return Process(pid)
         return None
 
     def newcomers(self) -> set[int]:
@@ -176,17 +197,13 @@ class ProcessTree:
 
     def close(self) -> None:
         """Release all resources."""
-        for member in self._members.values():
-            member.process.close()
         self._members.clear()
 
     def _add(self, pid: int, process: Process) -> None:
         usage = process.read()
-        if usage is None:
-            process.close()
-            return
-        self._members[pid] = _Member(process, usage)
-        self._ended_s += usage.ended_s
+        if usage is not None:
+            self._members[pid] = _Member(process, usage)
+            self._ended_s += usage.ended_s
 
     def _admit_descendants(self, pids: Collection[int]) -> None:
         """Admit the descendants of members among these."""
@@ -202,8 +219,6 @@ class ProcessTree:
         while found := [pid for pid, process in strangers.items() if process.parent in self._members]:
             for pid in found:
                 self._add(pid, strangers.pop(pid))
-        for process in strangers.values():
-            process.close()
 
     def _update(self) -> bool:
         """Read all members. Returns whether any has ended, so that it may count twice or not at all."""
@@ -219,9 +234,7 @@ class ProcessTree:
         return changed
 
     def _remove(self, pid: int) -> None:
-        member = self._members.pop(pid)
-        member.process.close()
-        self._ended_s += member.usage.own_s
+        self._ended_s += self._members.pop(pid).usage.own_s
 
     def _balance(self) -> None:
         """Reconcile the time of members that have ended with what the kernel reports of ended children."""
@@ -234,82 +247,3 @@ class ProcessTree:
             # No member waited for these.
             self._orphaned_s += self._ended_s - most_s
             self._ended_s = most_s
-
-
-class OwnProcess:
-    """The process that reads."""
-
-    parent = 0
-
-    def read(self) -> Usage:
-        """Return its CPU time so far."""
-        children = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return Usage(time.process_time(), children.ru_utime + children.ru_stime, 0.0)
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-
-class LinuxProcess:
-    """Another process, through its CPU clock and /proc.
-
-    The open file stays that of this process if another one gets its id.
-
-    Raises:
-        OSError: There is no such process.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._clock = (~pid << 3) | CPUCLOCK_SCHED
-        self._descriptor = os.open(PROC / str(pid) / "stat", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.parent: int = int(self._fields()[1])
-        except BaseException:
-            self.close()
-            raise
-
-    def _fields(self) -> list[bytes]:
-        # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
-        return os.pread(self._descriptor, 4096, 0).rpartition(b")")[2].split()
-
-    def read(self) -> Usage | None:
-        """Return its CPU time so far; ``None`` once it was waited for."""
-        try:
-            own_s = time.clock_gettime(self._clock)
-            # Second: if the id was reused in between, this fails.
-            fields = self._fields()
-        except OSError:
-            return None
-        return Usage(own_s, (int(fields[13]) + int(fields[14])) * TICK_S, 2 * TICK_S)
-
-    def close(self) -> None:
-        """Release the descriptor."""
-        os.close(self._descriptor)
-
-
-class PsutilProcess:
-    """A process on systems other than Linux, whose ended children are not reported.
-
-    Raises:
-        psutil.Error: It cannot be read.
-    """
-
-    def __init__(self, pid: int) -> None:
-        import psutil
-
-        self._process = psutil.Process(pid)
-        self._error = psutil.Error
-        self.parent: int = self._process.ppid()
-
-    def read(self) -> Usage | None:
-        """Return its CPU time so far; ``None`` once it has ended."""
-        try:
-            if not self._process.is_running():
-                return None
-            times = self._process.cpu_times()
-        except self._error:
-            return None
-        return Usage(times.user + times.system, 0.0, 0.0)
-
-    def close(self) -> None:
-        """Nothing is held open."""
