@@ -40,9 +40,6 @@ HIDDEN = 0.6
 #: Both sides of an edge must differ by this many times the blur of its ticks to show when power changed.
 BLURRED = 2.0
 
-#: How far an edge may lie beyond the observed ticks, in ticks.
-UNBRACKETED_TICKS = 2.0
-
 #: From this many ticks inside a window on, its edges are independent.
 INSIDE = 2
 
@@ -85,23 +82,6 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
     ticks = ((1 - share) * mean_w * before.gap_s) ** 2 / 12 + (share * mean_w * after.gap_s) ** 2 / 12
     return Reading(energy_j, Variances(edges=shape + apart + ticks + smear))
-
-
-def extrapolated_energy(series: Series, time_ns: int) -> Reading | None:
-    """Return the energy at a moment after the last tick or before the first, from the nearest power.
-
-    The limits are those of a counter that stood still, and of twice that power.
-    """
-    ticks = series.ticks_between(0, time_ns)[-2:] or series.ticks[:2]
-    period_s = series.period_s
-    if len(ticks) < 2 or period_s is None:
-        return None
-    near = min(ticks, key=lambda tick: abs(tick.time_ns - time_ns))
-    away_s = (time_ns - near.time_ns) / 1e9
-    if abs(away_s) > UNBRACKETED_TICKS * period_s:
-        return None
-    watts = ticks[-1].watts_since(ticks[0])
-    return Reading(near.energy_j + watts * away_s, Variances(edges=(watts * away_s) ** 2 / 3))
 
 
 def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:

@@ -152,21 +152,21 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         for edge_ns in (start_ns, end_ns)
         if not any(abs(mark.time_ns - edge_ns) <= SAME_NS for mark in _beside(near, edge_ns))
     ]
-    few_ticks = len(series.ticks_between(start_ns, end_ns)) < INSIDE
     for alike in (False, True):
         key = (first_ns, last_ns, whole, len(near), *own, series.ticks_seen, alike)
-        stretch = series.stretches.get(key)
-        if stretch is None:
+        if key not in series.stretches:
             while len(series.stretches) >= KEPT_STRETCHES:
                 series.stretches.pop(next(iter(series.stretches)))
             segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
-            stretch = series.stretches[key] = Stretch(series, _alike(segments) if alike else segments)
+            series.stretches[key] = Stretch(series, _alike(segments) if alike else segments)
+        stretch: Stretch = series.stretches[key]
         target = stretch.segments_within(start_ns - SAME_NS, end_ns + SAME_NS)
         repeats = min((stretch.counts[stretch.segments[number].label] for number in target), default=0)
-        if repeats >= REPEATED or alike:
+        if target and repeats >= REPEATED:
             break
-    if not target or (repeats < REPEATED and few_ticks):
-        return None
+    else:
+        if not target or len(series.ticks_between(start_ns, end_ns)) < INSIDE:
+            return None
     return widen_for_few(stretch.solve([target], unlike=True)[0], repeats)
 
 

@@ -10,15 +10,11 @@ Results are cached, so that a board is checked once per driver, boot and version
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import fmean, median, median_low, stdev
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -31,8 +27,9 @@ from pytest_llenergy.energy.timeouts import (
     SHORTEST_CHECK_S,
     STANDSTILL_S,
 )
+from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import StoredStruct, cache_directory
-from pytest_llenergy.record.files import read_limited
+from pytest_llenergy.record.files import read_limited, replace_file
 
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
@@ -102,29 +99,95 @@ class Reading(NamedTuple):
     energy_j: float | None
     watts: float | None
 
-    @property
-    def time_s(self) -> float:
-        """The middle, in seconds."""
-        return (self.begin_ns + self.end_ns) / 2e9
-
-
-class _Tick(NamedTuple):
-    """A move of the counter between two polls: index of the second poll, earliest and latest time."""
-
-    at: int
-    earliest_s: float
-    latest_s: float
-
-    @property
-    def time_s(self) -> float:
-        return (self.earliest_s + self.latest_s) / 2
-
 
 def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> CheckResult:
     """Evaluate the readings of one board, whose power readings may lag by ``power_age_s`` seconds.
 
     The counter is rejected if it differs from integrated power by more than ``DISAGREEMENT`` plus the
-    uncertainty from sampling, which is, in joules,
+    uncertainty from sampling: see ``_compare``.
+    """
+    import numpy as np
+
+    if len(readings) < 2:
+        return CheckResult(duration_s=0.0)
+    begins_s, ends_s = (np.array([each[side] for each in readings]) / 1e9 for side in (0, 1))
+    energies_j, watts = (np.array([each[what] for each in readings], dtype=float) for what in (2, 3))
+    poll_s = float(np.median(np.diff(begins_s)))
+    ticks, changes = _moves(energies_j), _moves(watts)
+    # A counter or a reading moved in the middle between two polls.
+    ticked_s, changed_s = ((begins_s[at - 1] + ends_s[at]) / 2 for at in (ticks, changes))
+    known_w = watts[np.isfinite(watts)]
+    result = CheckResult(
+        duration_s=float(ends_s[-1] - begins_s[0]),
+        ticks=len(ticks),
+        continuous=_is_continuous(ticks, readings),
+        power_period_s=_typical(np.diff(changed_s), poll_s) if len(changes) > 2 else None,
+        power_changes=len(changes),
+        power_continuous=_is_continuous(changes, readings),
+        mean_w=float(known_w.mean()) if len(known_w) else None,
+    )
+    if readings[0].energy_j is None:
+        return result
+    # From the end of the first reading with a value to the start of the last one.
+    starts, stops = np.append(0, ticks), np.append(ticks - 1, len(readings) - 1)
+    still_s, gaps_s = float((begins_s[stops] - ends_s[starts]).max()), np.diff(ticked_s)
+    period_s = _typical(gaps_s, poll_s) if len(gaps_s) else None
+    jitter_s = float(np.median(abs(gaps_s - period_s))) if period_s is not None else None
+    longest_s = float(gaps_s.max()) if len(gaps_s) else None
+    fall_j = -float(np.nanmin(np.diff(energies_j)))
+    reason = None
+    if fall_j > 0:
+        reason = f"went backwards by {_joules(fall_j)}"
+    elif still_s >= STANDSTILL_S:
+        drew = f" while the board drew {result.mean_w:.0f} W" if result.mean_w else ""
+        reason = f"stood still for {still_s:.1f} s{drew}"
+    elif len(ticks) < 2:
+        reason = f"ticked {len(ticks)} times in {result.duration_s:.1f} s"
+    result = msgspec.structs.replace(
+        result,
+        still_s=still_s,
+        period_s=period_s,
+        jitter_s=jitter_s,
+        longest_s=longest_s,
+        reason=reason,
+    )
+    if reason is not None or len(known_w) < len(readings) or not known_w.any():
+        return result
+    blurs_s = ends_s[ticks] - begins_s[ticks - 1]
+    times_s = (begins_s + ends_s) / 2
+    return _compare(result, (times_s, watts), (ticked_s, energies_j[ticks], blurs_s), power_age_s)
+
+
+def _moves(values: Any) -> Any:
+    """Return the indices of the polls at which a value differs from that of the previous poll."""
+    import numpy as np
+
+    before, after = values[:-1], values[1:]
+    return 1 + np.flatnonzero((before != after) & np.isfinite(before) & np.isfinite(after))
+
+
+def _is_continuous(moves: Any, readings: Sequence[Reading]) -> bool:
+    return len(moves) >= ENOUGH_TICKS and len(moves) >= CONTINUOUS * (len(readings) - 1)
+
+
+def _typical(gaps_s: Any, poll_s: float) -> float:
+    """Return the mean of the gaps that differ from the median by no more than jitter or the polling period.
+
+    The median itself is a multiple of the polling period, and missed ticks bias the mean of all gaps.
+    """
+    import numpy as np
+
+    middle_s = np.sort(gaps_s)[(len(gaps_s) - 1) // 2]
+    off_s = abs(gaps_s - middle_s)
+    return float(gaps_s[off_s <= max(1.1 * poll_s, SIGMAS * np.median(off_s))].mean())
+
+
+def _compare(
+    result: CheckResult, power: tuple[Any, Any], ticks: tuple[Any, Any, Any], power_age_s: float
+) -> CheckResult:
+    """Compare a counter with integrated power.
+
+    Sampling makes them differ by up to
 
         SIGMAS sd(d) √n  +  power_age_s (P_max - P_min)  +  P_mean (g_first + g_last) / 2
 
@@ -132,148 +195,40 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
     power is not steady and the sensors sample at different times or only part of the time. The second term
     covers power readings that lag, so that the integral is of another stretch of time; the third covers the
     gaps g between the polls around the first and the last tick.
+
+    Args:
+        result: The result so far.
+        power: Times (s) and watts of the polls.
+        ticks: Times (s) of the ticks, joules, and time between the polls around them (s).
+        power_age_s: How far power readings may lag.
     """
-    if len(readings) < 2:
-        return CheckResult(duration_s=0.0)
-    ticks = _ticks(readings, [reading.energy_j for reading in readings])
-    changes = _ticks(readings, [reading.watts for reading in readings])
-    poll_s = _poll_period_s(readings)
-    watts = [reading.watts for reading in readings if reading.watts is not None]
-    result = CheckResult(
-        duration_s=(readings[-1].end_ns - readings[0].begin_ns) / 1e9,
-        ticks=len(ticks),
-        continuous=_continuous(ticks, readings),
-        power_period_s=_typical(_gaps(changes), poll_s) if len(changes) > 2 else None,
-        power_changes=len(changes),
-        power_continuous=_continuous(changes, readings),
-        mean_w=sum(watts) / len(watts) if watts else None,
-    )
-    if readings[0].energy_j is None:
+    import numpy as np
+
+    (times_s, watts), (ticked_s, energies_j, blurs_s) = power, ticks
+    borders = [0]
+    for index, time_s in enumerate(ticked_s):
+        if time_s - ticked_s[borders[-1]] >= SPAN_S:
+            borders.append(index)
+    if len(borders) < 2:
         return result
-    result = _timed(result, readings, ticks, poll_s)
-    reason = _backwards(readings) or _standstill(result)
-    if reason is None and len(ticks) < 2:
-        reason = f"ticked {len(ticks)} times in {result.duration_s:.1f} s"
-    if reason is not None:
-        return msgspec.structs.replace(result, reason=reason)
-    return _compare(result, readings, ticks, power_age_s)
-
-
-def _ticks(readings: Sequence[Reading], values: Sequence[float | None]) -> list[_Tick]:
-    return [
-        _Tick(at, readings[at - 1].begin_ns / 1e9, readings[at].end_ns / 1e9)
-        for at, (before, after) in enumerate(pairwise(values), start=1)
-        if before != after and before is not None and after is not None
-    ]
-
-
-def _gaps(ticks: Sequence[_Tick]) -> list[float]:
-    return [after.time_s - before.time_s for before, after in pairwise(ticks)]
-
-
-def _continuous(ticks: Sequence[_Tick], readings: Sequence[Reading]) -> bool:
-    return len(ticks) >= ENOUGH_TICKS and len(ticks) >= CONTINUOUS * (len(readings) - 1)
-
-
-def _backwards(readings: Sequence[Reading]) -> str | None:
-    energies = [reading.energy_j for reading in readings if reading.energy_j is not None]
-    fall_j = max((before - after for before, after in pairwise(energies)), default=0.0)
-    return f"went backwards by {_joules(fall_j)}" if fall_j > 0 else None
-
-
-def _timed(
-    result: CheckResult, readings: Sequence[Reading], ticks: Sequence[_Tick], poll_s: float
-) -> CheckResult:
-    starts = [0, *(tick.at for tick in ticks)]
-    ends = [*(tick.at - 1 for tick in ticks), len(readings) - 1]
-    # From the end of the first reading with a value to the start of the last one.
-    still_s = max(
-        (readings[end].begin_ns - readings[start].end_ns) / 1e9
-        for start, end in zip(starts, ends, strict=True)
-    )
-    result = msgspec.structs.replace(result, still_s=still_s)
-    gaps = _gaps(ticks)
-    if not gaps:
-        return result
-    period_s = _typical(gaps, poll_s)
-    jitter_s = median(abs(gap - period_s) for gap in gaps)
-    return msgspec.structs.replace(result, period_s=period_s, jitter_s=jitter_s, longest_s=max(gaps))
-
-
-def _poll_period_s(readings: Sequence[Reading]) -> float:
-    return median(after.begin_ns - before.begin_ns for before, after in pairwise(readings)) / 1e9
-
-
-def _typical(gaps: Sequence[float], poll_s: float) -> float:
-    """Return the mean of the gaps that differ from the median by no more than jitter or the polling period.
-
-    The median itself is a multiple of the polling period, and missed ticks bias the mean of all gaps.
-    """
-    middle_s = median_low(gaps)
-    spread_s = median(abs(gap - middle_s) for gap in gaps)
-    return fmean(gap for gap in gaps if abs(gap - middle_s) <= max(1.1 * poll_s, SIGMAS * spread_s))
-
-
-def _standstill(result: CheckResult) -> str | None:
-    if result.still_s is None or result.still_s < STANDSTILL_S:
-        return None
-    drew = f" while the board drew {result.mean_w:.0f} W" if result.mean_w else ""
-    return f"stood still for {result.still_s:.1f} s{drew}"
-
-
-def _compare(
-    result: CheckResult, readings: Sequence[Reading], ticks: Sequence[_Tick], power_age_s: float
-) -> CheckResult:
-    spans = _spans(ticks)
-    watts = [reading.watts for reading in readings if reading.watts is not None]
-    if len(watts) < len(readings) or not any(watts) or len(spans) < 2:
-        return result
-    counted = [_energy(readings, after) - _energy(readings, before) for before, after in pairwise(spans)]
-    power = _Integral([reading.time_s for reading in readings], watts)
-    integrated = [power.until(after.time_s) - power.until(before.time_s) for before, after in pairwise(spans)]
-    counter_j, power_j = sum(counted), sum(integrated)
+    joules = np.append(0.0, np.cumsum(np.diff(times_s) * (watts[1:] + watts[:-1]) / 2))
+    integrated = np.diff(np.interp(ticked_s[borders], times_s, joules))
+    differences = np.diff(energies_j[borders]) - integrated
+    power_j = float(integrated.sum())
     if power_j <= 0:
         return result
-    differences = [one - other for one, other in zip(counted, integrated, strict=True)]
-    scatter_j = stdev(differences) * len(differences) ** 0.5 if len(differences) > 1 else 0.0
-    mean_w = power_j / (spans[-1].time_s - spans[0].time_s)
-    edges_s = sum(tick.latest_s - tick.earliest_s for tick in (spans[0], spans[-1])) / 2
-    margin_j = SIGMAS * scatter_j + power_age_s * (max(watts) - min(watts)) + mean_w * edges_s
+    counter_j = power_j + float(differences.sum())
+    n = len(differences)
+    scatter_j = float(differences.std(ddof=1)) * n**0.5 if n > 1 else 0.0
+    mean_w = power_j / (ticked_s[borders[-1]] - ticked_s[0])
+    edges_j = mean_w * (blurs_s[0] + blurs_s[borders[-1]]) / 2
+    margin_j = float(SIGMAS * scatter_j + power_age_s * np.ptp(watts) + edges_j)
     ratio = counter_j / power_j
     reason = None
     if abs(counter_j - power_j) > DISAGREEMENT * power_j + margin_j:
         both = f"counter reads {_joules(counter_j)}, integrated power {_joules(power_j)}"
         reason = f"{both} ({(ratio - 1) * 100:+.0f} %)"
     return msgspec.structs.replace(result, ratio=ratio, ratio_margin=margin_j / power_j, reason=reason)
-
-
-def _spans(ticks: Sequence[_Tick]) -> list[_Tick]:
-    """Return the first tick, then each tick that comes at least ``SPAN_S`` after the previous one kept."""
-    borders = [ticks[0]]
-    for tick in ticks:
-        if tick.time_s - borders[-1].time_s >= SPAN_S:
-            borders.append(tick)
-    return borders
-
-
-def _energy(readings: Sequence[Reading], tick: _Tick) -> float:
-    energy_j = readings[tick.at].energy_j
-    assert energy_j is not None
-    return energy_j
-
-
-class _Integral:
-    """Joules since the first reading, by the trapezoidal rule."""
-
-    def __init__(self, times_s: Sequence[float], watts: Sequence[float]) -> None:
-        pairs = zip(pairwise(times_s), pairwise(watts), strict=True)
-        areas = ((t1 - t0) * (p0 + p1) / 2 for (t0, t1), (p0, p1) in pairs)
-        self._times_s, self._watts = times_s, watts
-        self._energies_j = [0.0, *accumulate(areas)]
-
-    def until(self, time_s: float) -> float:
-        before = max(bisect_right(self._times_s, time_s) - 1, 0)
-        return self._energies_j[before] + (time_s - self._times_s[before]) * self._watts[before]
 
 
 def _joules(energy_j: float) -> str:
@@ -372,8 +327,9 @@ class CheckCache:
         path = self._path(board)
         entry = _Entry(board=board, result=result, checked_s=time.time())
         try:
-            _write(path, msgspec.json.encode(entry))
-        except OSError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, msgspec.json.encode(entry))
+        except (OSError, ReportError):
             self._unwritten[path] = entry
         else:
             self._unwritten.pop(path, None)
@@ -387,19 +343,3 @@ def _read(path: Path) -> _Entry | None:
         return msgspec.json.decode(read_limited(path), type=_Entry)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically, since other processes may read and write it."""
-    import tempfile
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    scratch = Path(name)
-    os.close(descriptor)
-    try:
-        scratch.write_bytes(content)
-        scratch.replace(path)
-    except OSError:
-        scratch.unlink(missing_ok=True)
-        raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.record.record import DomainEnergy, Terms
@@ -36,29 +36,15 @@ class Variances:
     marking: float = 0.0
 
     def __add__(self, other: Variances) -> Variances:
-        return Variances(
-            self.edges + other.edges,
-            self.outside + other.outside,
-            self.resolution + other.resolution,
-            self.coverage + other.coverage,
-            self.attribution + other.attribution,
-            (math.sqrt(self.shape) + math.sqrt(other.shape)) ** 2,
-            self.clock + other.clock,
-            (math.sqrt(self.marking) + math.sqrt(other.marking)) ** 2,
-        )
+        def add(cause: str) -> float:
+            one, two = getattr(self, cause), getattr(other, cause)
+            return float((math.sqrt(one) + math.sqrt(two)) ** 2 if cause in LINEAR else one + two)
+
+        return Variances(*map(add, CAUSES))
 
     def scale(self, factor: float) -> Variances:
         """Return every variance multiplied by a factor."""
-        return Variances(
-            self.edges * factor,
-            self.outside * factor,
-            self.resolution * factor,
-            self.coverage * factor,
-            self.attribution * factor,
-            self.shape * factor,
-            self.clock * factor,
-            self.marking * factor,
-        )
+        return Variances(*(getattr(self, cause) * factor for cause in CAUSES))
 
     @property
     def clocks(self) -> float:
@@ -68,20 +54,17 @@ class Variances:
     @property
     def total(self) -> float:
         """Sum over all causes."""
-        causes = (self.edges, self.outside, self.resolution, self.coverage, self.attribution, self.shape)
-        return sum(causes) + self.clocks
+        return float(sum(getattr(self, cause) for cause in CAUSES))
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
-        return Terms(
-            edges_j=math.sqrt(self.edges),
-            outside_j=math.sqrt(self.outside),
-            resolution_j=math.sqrt(self.resolution),
-            coverage_j=math.sqrt(self.coverage),
-            attribution_j=math.sqrt(self.attribution),
-            shape_j=math.sqrt(self.shape),
-            clock_j=math.sqrt(self.clocks),
-        )
+        named = {f"{cause}_j": math.sqrt(getattr(self, cause)) for cause in CAUSES[:-2]}
+        return Terms(**named, clock_j=math.sqrt(self.clocks))
+
+
+#: The causes, with the clocks last, and those whose standard uncertainties are added.
+CAUSES = tuple(each.name for each in fields(Variances))
+LINEAR = ("shape", "marking")
 
 
 @dataclass(frozen=True)

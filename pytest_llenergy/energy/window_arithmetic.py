@@ -16,7 +16,6 @@ from operator import attrgetter
 from pytest_llenergy.energy.attribution import CpuUse, Split, attribution_flags, choose_split
 from pytest_llenergy.energy.edges import (
     energy_under_load,
-    extrapolated_energy,
     is_short_window,
     mean_powers,
     short_window_energy,
@@ -32,7 +31,6 @@ from pytest_llenergy.energy.quiet_gaps import (
 from pytest_llenergy.energy.running_average import averaged_energy
 from pytest_llenergy.energy.trace import Mark, Series
 from pytest_llenergy.energy.uncertainty import (
-    Reading,
     Variances,
     WindowEnergy,
     absolute_uncertainty_j,
@@ -105,8 +103,8 @@ def energy_between(
     else:
         if before and after:
             before, after = share_fluctuation(before, after)
-        start = energy_at_start(series, start_ns, before) if before else energy_at_edge(series, start_ns)
-        end = energy_at_end(series, end_ns, after) if after else energy_at_edge(series, end_ns)
+        start = energy_at_start(series, start_ns, before) if before else energy_under_load(series, start_ns)
+        end = energy_at_end(series, end_ns, after) if after else energy_under_load(series, end_ns)
         if start is None or end is None:
             side = "before" if start is None else "after"
             return WindowEnergy(
@@ -212,30 +210,36 @@ def _sampling_variance(series: Series, start_ns: int, end_ns: int) -> float:
     return spread / math.sqrt(3)
 
 
-def energy_at_edge(series: Series, time_ns: int) -> Reading | None:
-    """Return the energy at a moment that is not next to a quiet gap."""
-    return energy_under_load(series, time_ns) or extrapolated_energy(series, time_ns)
+def require_resolvable(energy: WindowEnergy, series: Series, start_ns: int, end_ns: int) -> WindowEnergy:
+    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by what its bounds tell, or by a reason.
 
-
-def require_resolvable(energy: WindowEnergy, series: Series, duration_s: float) -> WindowEnergy:
-    """Replace an energy whose uncertainty is above ``RESOLVABLE`` by a reason.
+    A counter that ticks around a window bounds it: it holds none to all of the energy between these ticks,
+    and at most the highest power of the device in its time.
 
     Args:
-        energy: WindowEnergy of the window.
+        energy: Energy of the window.
         series: Trace of the domain.
-        duration_s: Length of the window (seconds).
+        start_ns: Start of the window (monotonic nanoseconds).
+        end_ns: End of the window (monotonic nanoseconds).
     """
     if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
         return energy
-    if series.domain.rests:
+    domain, duration_s = series.domain, (end_ns - start_ns) / 1e9
+    if domain.rests:
         # Not the tick, but how little was used, or that no reading was made near an edge.
         found = f"{energy.energy_j:.1g} ± {energy.u_j:.1g} J"
         return WindowEnergy(None, reason=f"not resolvable: {duration_s * 1e3:.3g} ms window, {found}")
+    before, after = series.tick_before(start_ns), series.tick_after(end_ns)
+    if domain.highest_w and domain.coverage >= 1 and not series.smear_s and before and after:
+        all_j = min(after.energy_j - before.energy_j, domain.highest_w * duration_s)
+        if energy.u_j <= all_j / math.sqrt(12):
+            return energy
+        return WindowEnergy(all_j / 2, Variances(shape=all_j**2 / 12))
     tick_ms = (series.period_s or 0.0) * 1e3
     reason = f"not resolvable: {duration_s * 1e3:.3g} ms window, {tick_ms:.3g} ms tick"
-    if series.domain.coverage < 1:
-        known = "sees" if series.domain.coverage_known else "may see only"
-        reason += f" of which the sensor {known} {series.domain.coverage:.0%}"
+    if domain.coverage < 1:
+        known = "sees" if domain.coverage_known else "may see only"
+        reason += f" of which the sensor {known} {domain.coverage:.0%}"
     return WindowEnergy(None, reason=reason)
 
 
@@ -438,7 +442,7 @@ def _domain(
     if clock_u_s and energy.energy_j is not None:
         clock = _clock_variance(series, start_ns, end_ns, energy.energy_j, clock_u_s)
         energy = replace(energy, variances=energy.variances + Variances(clock=clock))
-    return require_resolvable(energy, series, (end_ns - start_ns) / 1e9)
+    return require_resolvable(energy, series, start_ns, end_ns)
 
 
 def _clock_variance(series: Series, start_ns: int, end_ns: int, energy_j: float, u_s: float) -> float:

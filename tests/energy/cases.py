@@ -123,7 +123,9 @@ def draw(rng: Random, kind: Kind) -> Case:
         before = quiet_power(series, begins_ns - gap_ns, start_ns)
         after = quiet_power(series, end_ns, ends_ns + gap_ns)
     duration_s = (end_ns - start_ns) / S
-    energy = require_resolvable(energy_between(series, start_ns, end_ns, before, after), series, duration_s)
+    energy = require_resolvable(
+        energy_between(series, start_ns, end_ns, before, after), series, start_ns, end_ns
+    )
     naive_j = sensors[0].counter_j(end_ns) - sensors[0].counter_j(start_ns)
     true_j = wave.joules(start_ns, end_ns)
     return Case(kind, shape.__name__, duration_s, latch_ns / S, energy, true_j, naive_j)

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.energy.edges import energy_under_load, extrapolated_energy, is_short_window
+from pytest_llenergy.energy.edges import energy_under_load, is_short_window
 from pytest_llenergy.energy.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
@@ -144,15 +144,6 @@ class TestUnderLoad:
         assert reading is not None
         assert math.sqrt(reading.variances.total) < 0.02
 
-    def test_a_moment_after_the_last_tick_is_extrapolated(self) -> None:
-        series = read_at(Sensor(WAVE, TICK), fine(end_ns=EPOCH + 700 * MS))
-        assert energy_under_load(series, EPOCH + 750 * MS) is None
-        reading = extrapolated_energy(series, EPOCH + 750 * MS)
-        assert reading is not None
-        error_j = abs(reading.energy_j - WAVE.energy_j(EPOCH + 750 * MS))
-        assert error_j <= 2 * math.sqrt(reading.variances.total)
-        assert extrapolated_energy(series, EPOCH + 2 * S) is None
-
 
 def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | None = None) -> list[float]:
     """Return errors in units of u of windows at random phases; the load lasts ``load_ms`` or the window."""
@@ -164,9 +155,14 @@ def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | Non
         wave = Wave(((EPOCH - 4 * S, outside_w), (start_ns, inside_w), (until_ns, outside_w)))
         spells = [Spell(start_ns, end_ns, at_work=True), Spell(end_ns, end_ns + S, at_work=False)]
         series = simulate_reader(
-            [Sensor(wave, TICK)], rng, start_ns - 2 * S, end_ns + S, domain(period_s=0.1), spells
+            [Sensor(wave, TICK)],
+            rng,
+            start_ns - 2 * S,
+            end_ns + S,
+            domain(period_s=0.1, highest_w=700),
+            spells,
         )
-        energy = require_resolvable(energy_between(series, start_ns, end_ns), series, length_ms / 1e3)
+        energy = require_resolvable(energy_between(series, start_ns, end_ns), series, start_ns, end_ns)
         if energy.energy_j is not None and energy.u_j is not None:
             found.append(abs(energy.energy_j - wave.joules(start_ns, end_ns)) / energy.u_j)
     return found
@@ -176,9 +172,10 @@ def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | Non
 def test_a_short_load_alone_is_not_told_from_a_burst_around_it(length_ms: int) -> None:
     """The same ticks would show a longer burst at less power, of which the window is a part."""
     found = scores(100, 500, length_ms)
-    assert len(found) <= (0.1 if length_ms < 100 else 0.9) * 150
+    # It has an energy all the same, with a wide uncertainty: the ticks and the power limit bound it.
+    assert len(found) == 150
     assert all(score <= 2.5 for score in found)
-    assert fmean(score <= 2 for score in found or [0]) >= 0.95
+    assert fmean(score <= 2 for score in found) >= 0.95
 
 
 @pytest.mark.parametrize("length_ms", [30, 80, 130])

@@ -84,7 +84,7 @@ def test_no_window_near_a_fault_is_wrong_without_a_word(name: str, tick_ms: int,
         phase_ns = rng.randrange(tick_ms * MS)
         sensor = FaultySensor(wave, tick_ms * MS, phase_ns, 0, 0, FAULTS[name], moment, at_tick)
         series = watch(sensor, rng)
-        energy = require_resolvable(energy_between(series, START, END), series, 0.9)
+        energy = require_resolvable(energy_between(series, START, END), series, START, END)
         if energy.energy_j is None:
             assert energy.reason is not None
             assert "nvml: the counter of gpu:GPU-a " in energy.reason

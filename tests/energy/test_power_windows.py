@@ -55,7 +55,7 @@ def simulate(
     until_ns = window[1] + S + 2 * round(smear_s * S)
     series: Series = simulate_reader([sensor], rng, begin_ns, until_ns, meter_domain)
     energy = energy_between(series, *window)
-    return require_resolvable(energy, series, (window[1] - window[0]) / S)
+    return require_resolvable(energy, series, *window)
 
 
 def test_constant_power_of_unknown_refresh_is_not_biased(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,7 @@ def loop(
     results = []
     for start_ns, end_ns in windows:
         energy = energy_between(series, start_ns, end_ns, marks=sorted(marks))
-        energy = require_resolvable(energy, series, (end_ns - start_ns) / S)
+        energy = require_resolvable(energy, series, start_ns, end_ns)
         results.append(Result(energy, wave.joules(start_ns, end_ns)))
     return results
 
