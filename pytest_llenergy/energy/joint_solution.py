@@ -144,9 +144,21 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
     if before is None or after is None or not tick_ns or end_ns - start_ns < SHORTEST_TICKS * tick_ns:
         return None
-    first, last, whole = _reach(marks, start_ns, end_ns, tick_ns)
-    first_ns, last_ns = min(first, before.earliest_ns), max(last, after.latest_ns)
-    near = marks[bisect_left(marks, first_ns, key=_time_ns) : bisect_right(marks, last_ns, key=_time_ns)]
+    reach_ns, whole = _reach(marks, start_ns, end_ns, tick_ns)
+    first, last = (
+        bisect_left(marks, reach_ns[0], key=_time_ns),
+        bisect_right(marks, reach_ns[1], key=_time_ns),
+    )
+    near = marks[first:last]
+    edges_ns = [start_ns, end_ns, *(mark.time_ns for mark in (*near[:1], *near[-1:]))]
+    lefts = series.ticks_around(min(edges_ns), KEPT_TICKS)[0] or series.ticks
+    rights = series.ticks_around(max(edges_ns), KEPT_TICKS)[1] or series.ticks
+    first_ns, last_ns = lefts[0].earliest_ns, rights[-1].latest_ns
+    # Power is not even beyond the nearest marks that are not solved.
+    if first > 0 and marks[first - 1].time_ns < before.earliest_ns:
+        first_ns = max(first_ns, marks[first - 1].time_ns)
+    if last < len(marks) and marks[last].time_ns > after.latest_ns:
+        last_ns = min(last_ns, marks[last].time_ns)
     own = [
         Mark(edge_ns, begins=edge_ns == start_ns)
         for edge_ns in (start_ns, end_ns)
@@ -172,19 +184,19 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
 
 def _reach(
     marks: Sequence[Mark], start_ns: int, end_ns: int, tick_ns: float
-) -> tuple[int, int, tuple[int, int]]:
-    """Return start and end of the stretch from which a window is solved, and what of it is not divided."""
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return between which moments marks are solved with a window, and what of it is not divided."""
     shared_ns, near_ns = SHARED_TICKS * tick_ns, NEAR_TICKS * tick_ns
     if end_ns - start_ns > shared_ns:
         # The middle of a long window is known from its ticks, whatever happened in it.
         whole = (round(start_ns + near_ns), round(end_ns - near_ns))
-        return round(start_ns - near_ns), round(end_ns + near_ns), whole
+        return (round(start_ns - near_ns), round(end_ns + near_ns)), whole
     while True:
         begin_ns = start_ns // shared_ns * shared_ns
         first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + 2 * shared_ns + near_ns)
         count = bisect_right(marks, last_ns, key=_time_ns) - bisect_left(marks, first_ns, key=_time_ns)
         if count <= MOST_MARKS or shared_ns < 2 * (end_ns - start_ns):
-            return first_ns, last_ns, (0, 0)
+            return (first_ns, last_ns), (0, 0)
         shared_ns, near_ns = shared_ns / 2, near_ns / 2
 
 

@@ -62,11 +62,11 @@ def ticks_with_truth(series: Series, sensor: Sensor) -> list[tuple[Tick, int]]:
 
 
 class TestTimetable:
-    def test_a_regular_counter_needs_few_readings_to_locate_ticks_within_two_milliseconds(self) -> None:
+    def test_a_regular_counter_needs_few_readings_to_locate_ticks_within_three_milliseconds(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 100 * MS), 20)
         assert len(series.ticks) == 199
         assert readings < 5 * len(series.ticks)
-        assert median(tick.gap_s for tick in series.ticks[20:]) < 0.002
+        assert median(tick.gap_s for tick in series.ticks[20:]) < 0.003
 
     def test_a_counter_with_jitter_is_read_over_a_wider_stretch(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 100 * MS, jitter_ns=12 * MS), 20)
