@@ -240,7 +240,12 @@ def solve_jointly(
         segments: Consecutive segments, from before the first target until after the last.
         targets: Indices of segments, for each target.
     """
-    return Stretch(series, segments).solve(targets)
+    energies = Stretch(series, segments).solve(targets)
+    if series.domain.watch is None:
+        return energies
+    # Readings that stood still may have been out of date in any of the segments.
+    stale = Variances(outside=series.domain.watch.stale_j(segments[0].start_ns, segments[-1].end_ns) ** 2)
+    return [replace(energy, variances=energy.variances + stale) for energy in energies]
 
 
 class Stretch:

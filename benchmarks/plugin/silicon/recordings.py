@@ -202,10 +202,16 @@ def _with_repeats(period_s: float, moments: Any, watts: Any) -> tuple[Any, Any]:
     return np.cumsum([moments[0], *steps]), np.append(np.repeat(watts[:-1], passed), watts[-1])
 
 
-def stitched(of: Recording, rng: Random, work: Sequence[tuple[float, float]]) -> Board:
+def stitched(
+    of: Recording,
+    rng: Random,
+    work: Sequence[tuple[float, float]],
+    halved: Sequence[tuple[float, float]] = (),
+) -> Board:
     """Return a board that works and rests for the given times (seconds), again and again from 0 on.
 
-    Each work begins as the recorded load does, ends as it does, and is followed by what followed that.
+    Each work begins as the recorded load does, ends as it does, and is followed by what followed that. In the
+    spans of ``halved`` power is half way between that and idle power.
     """
     start_s, end_s = of.load_s
     idle_s = (max(of.meter[0][0], start_s - 0.9), start_s)
@@ -222,6 +228,10 @@ def stitched(of: Recording, rng: Random, work: Sequence[tuple[float, float]]) ->
     piece = np.clip(np.searchsorted(borders, moments, side="right") - 1, 0, len(pieces) - 1)
     sources = np.array([a for a, _ in pieces])[piece] + moments - borders[piece]
     watts = np.interp(sources, *of.meter)
+    idle_w = float(np.mean(watts[moments < 0]))
+    for a, b in halved:
+        within = (moments >= a) & (moments < b)
+        watts[within] = (watts[within] + idle_w) / 2
     board = Board(of, (np.zeros(1), np.zeros(1)), (np.zeros(0), np.zeros(0)), (moments, watts))
     refreshes = np.arange(moments[0] + (1 + rng.random()) * of.period_s, moments[-1], of.period_s)
     read = np.array([board.true_j(t - of.seen_s, t) for t in refreshes]) / of.seen_s

@@ -48,9 +48,15 @@ SOFT = {"imprecise", "unmeasured", "contended", "gpu-processes"}
 #: Lengths of windows, of windows in a loop and of rounds (seconds).
 LENGTHS = {"windows": ((0.05, 0.3), (0.3, 1.0), (1.0, 5.0)), "loops": ((0.05, 0.3), (0.3, 1.0))}
 LENGTHS["rounds"] = LENGTHS["windows"]
+#: And of prefill. Decode takes three times as long, at half the power above idle.
+LENGTHS["phases"] = ((0.02, 0.05), (0.05, 0.3))
+DECODE = 3.0
 
 #: Windows of a loop, rounds of a test; seconds around them.
 REPEATS, ROUNDS, GAP_S, BETWEEN_S = 12, 5, 0.36, (0.8, 1.0)
+
+#: Iterations of prefill and decode in a round.
+ITERATIONS = 12
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,11 @@ class Row:
 
 
 def _case(
-    board: Board, way: str, span: tuple[float, float], found: WindowRecord | Round, scale_w: float = 0.0
+    board: Board,
+    way: str,
+    span: tuple[float, float],
+    found: WindowRecord | Round,
+    scale_w: float = 0.0,
 ) -> Case:
     flags: Iterable[Flag] = found.flags
     start_s, end_s = span
@@ -190,6 +200,35 @@ def draw_rounds(of: Recording, way: str, rng: Random, lengths_s: tuple[float, fl
     return found
 
 
+def draw_phases(of: Recording, way: str, rng: Random, lengths_s: tuple[float, float]) -> list[Case]:
+    """Draw a round of iterations of prefill and decode. What other tools say of a phase is not asked."""
+    prefill_s, extra_s, now_s = _log_uniform(rng, lengths_s), 1.2 if way == USAGE else 0.0, 0.0
+    iterations, spans = [], dict[str, list[tuple[float, float]]](prefill=[], decode=[])
+    for _ in range(ITERATIONS):
+        border_s = now_s + prefill_s * rng.uniform(0.95, 1.05)
+        end_s = border_s + DECODE * prefill_s * rng.uniform(0.95, 1.05)
+        iterations.append(iteration(_ns(now_s), _ns(end_s), border_ns=_ns(border_s)))
+        spans["prefill"].append((now_s, border_s))
+        spans["decode"].append((border_s, end_s))
+        now_s = end_s
+    board = stitched(of, rng, [(now_s, AFTER_S)], spans["decode"])
+    series = replay(board, way, rng, [(0.0, now_s)], now_s + AFTER_S - 0.5, in_rounds=True)
+    gaps = _ns(-GAP_S - extra_s), _ns(now_s + GAP_S + extra_s)
+    found = account_here(measured_round(*iterations, gaps=gaps), [series])
+    cases = []
+    for phase in found.phases:
+        parts = spans[phase.name]
+        duration_s = sum(end - start for start, end in parts)
+        true_j, meter_j = (sum(of_(*part) for part in parts) for of_ in (board.true_j, board.meter_j))
+        u_j = phase.energy_u_j or 0.0
+        off_j = float(np.hypot(u_j, 0.1 * (phase.energy_j or 0.0) + 15 * duration_s))
+        flagged = any(flag.name not in SOFT for flag in found.flags)
+        cases.append(
+            Case(duration_s, phase.energy_j, u_j, off_j, true_j, 0.0, meter_j, np.nan, np.nan, flagged)
+        )
+    return cases
+
+
 def _work(
     of: Recording,
     way: str,
@@ -213,7 +252,7 @@ def _log_uniform(rng: Random, limits: tuple[float, float]) -> float:
     return float(np.exp(rng.uniform(*np.log(limits))))
 
 
-DRAW = {"windows": draw_windows, "loops": draw_loop, "rounds": draw_rounds}
+DRAW = {"windows": draw_windows, "loops": draw_loop, "rounds": draw_rounds, "phases": draw_phases}
 
 
 def cases_of(
@@ -247,7 +286,8 @@ def line(name: str, row: Row) -> str:
     shares = (
         f"{row.null:.0%}|{row.bias:+.2%}|{row.error:.2%}|{row.within:.1%}|{row.silent}|{row.fullness:.2f}"
     )
-    return f"|{name}|{row.cases}|{shares}|{row.absolute:.0%}|{row.zeus:.1%}|{row.codecarbon:.1%}|"
+    line_ = f"|{name}|{row.cases}|{shares}|{row.absolute:.0%}|{row.zeus:.1%}|{row.codecarbon:.1%}|"
+    return line_.replace("+nan%", "").replace("nan%", "").replace("nan", "")
 
 
 def main() -> None:
