@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple
 
 from pytest_llenergy import real_time
@@ -164,7 +163,7 @@ def choose_split(
     quiet = [power for power, gap in known if gap.other_s <= BUSY_CORES * gap.duration_s]
     rest = {} if rest is None else rest
     if quiet:
-        watts = fmean(power.watts for power in quiet)
+        watts = sum(power.watts for power in quiet) / len(quiet)
         rest[domain.name] = Power(watts, max(power.u_watts for power in quiet))
     if not use.busy:
         return None
@@ -186,7 +185,9 @@ def _extrapolate_idle_power(
     """
     if not gaps:
         return None
-    watts, cores = fmean(power.watts for power, _ in gaps), fmean(gap.cores for _, gap in gaps)
+    watts, cores = (
+        sum(each) / len(gaps) for each in ([power.watts for power, _ in gaps], [gap.cores for _, gap in gaps])
+    )
     more_w, more_cores = work_w - watts, use.cores - cores
     if more_cores < MORE_CORES or more_w <= 0:
         return None

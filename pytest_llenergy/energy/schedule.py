@@ -159,11 +159,11 @@ class Timetable:
         if not self._points or close:
             self._fit(tick)
             return tick
+        if self.learning:
+            return tick
         if first == last and moment_ns != expected_ns:
             # Not where it was predicted: as close to that as its readings allow.
             self._fit(tick, moment_ns)
-        if self.learning:
-            return tick
         earliest_ns = self._predict(first) - reach_ns
         if earliest_ns >= tick.latest_ns:
             # It came before the first reading near its prediction.

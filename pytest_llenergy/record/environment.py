@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,6 +86,8 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     }
     if missing:
         facts["gpus_missing"] = missing
+    import hashlib
+
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
 
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_llenergy.energy.meters.base import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
-from pytest_llenergy.record.entry_points import BrokenEntryPoint, LoadedEntryPoints, load_entry_points
+
+if TYPE_CHECKING:
+    from pytest_llenergy.record.entry_points import BrokenEntryPoint, LoadedEntryPoints
 
 #: Modules of this package, each with a ``SPEC`` of its name.
 BUILTIN = ("nvml", "rapl", "estimate", "amd", "hwmon", "command")
@@ -68,6 +70,9 @@ class MeterRegistry(Mapping[str, MeterSpec]):
 
     def _load_entry_points(self) -> LoadedEntryPoints[MeterSpec]:
         if self._installed is None:
+            # It imports importlib.metadata, which takes longer than all the rest.
+            from pytest_llenergy.record.entry_points import load_entry_points
+
             self._installed = load_entry_points(ENTRY_POINTS, MeterSpec)
         return self._installed
 
