@@ -36,6 +36,7 @@ SEE = {
     ("floor",): "[verdicts](gating.md)",
     ("columns",): "[summary](output.md#the-summary)",
     ("server", "server_key_env"): "[serving](serving.md)",
+    ("requests",): "[energy of each request](serving.md#energy-of-each-request)",
     ("report",): "[report](report.md)",
 }
 
@@ -44,7 +45,7 @@ AUTHOR, CI, OPERATOR = "test author", "CI", "operator"
 WHO = {
     AUTHOR: (
         *("disable", "skip", "only", "rounds", "warmup", "target", "budget", "columns"),
-        *("model", "backend", "isolation", "ab", "report"),
+        *("model", "backend", "isolation", "ab", "report", "requests"),
     ),
     CI: (
         *("html", "require", "save", "compare", "fail_on", "floor", "inconclusive"),

@@ -23,6 +23,7 @@ from pytest_llenergy.energy.window_meters import LocalWindows
 from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
 from pytest_llenergy.hosts.agent import AgentContext, Busy
 from pytest_llenergy.measure.local_meters import LocalMeters
+from pytest_llenergy.measure.request_energy import RequestSpan
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.ranks.pickling import load_call
 from pytest_llenergy.record.text import one_line
@@ -48,7 +49,8 @@ class RoundMoments(msgspec.Struct, frozen=True):
     """When a round, its quiet gaps and its phases began and ended, in nanoseconds of one host's clock.
 
     ``u_ns`` is the standard uncertainty of all of them from this clock, and ``marking_u_ns`` that from the
-    clock of the host that marked them. ``servers`` are the pids of a server on the host.
+    clock of the host that marked them. ``servers`` are the pids of a server on the host, and ``requests``
+    share the energy of the round.
     """
 
     gap_start_ns: int
@@ -59,6 +61,7 @@ class RoundMoments(msgspec.Struct, frozen=True):
     u_ns: float
     marking_u_ns: float
     servers: tuple[int, ...] = ()
+    requests: tuple[RequestSpan, ...] = ()
 
     def as_round(self) -> MeasuredRound:
         """Return a round with these moments and nothing else."""
@@ -71,6 +74,7 @@ class RoundMoments(msgspec.Struct, frozen=True):
             self.gap_end_ns,
             clock_u_ns=self.u_ns,
             marking_u_ns=self.marking_u_ns,
+            requests=self.requests,
         )
 
 

@@ -180,6 +180,14 @@ class RemoteMeters(MeterClient):
             marking_u_ns=_largest_u_ns(self._others, timeline),
             # A server is on one host, and so is its test.
             servers=tuple(timeline.servers),
+            requests=tuple(
+                span._replace(
+                    start_ns=clock.to_remote(span.start_ns),
+                    first_token_ns=clock.to_remote(span.first_token_ns),
+                    end_ns=clock.to_remote(span.end_ns),
+                )
+                for span in measured.requests
+            ),
         )
         return msgspec.to_builtins(moments)
 
@@ -196,7 +204,7 @@ class RemoteMeters(MeterClient):
     def _name_host_of(self, domain: DomainRound) -> DomainRound:
         phases = {name: self._name_energy(energy) for name, energy in domain.phases.items()}
         whole, record = self._name_energy(domain.whole), self._name_record(domain.record)
-        return DomainRound(self._prefix + domain.name, whole, phases, domain.idle, record)
+        return replace(domain, name=self._prefix + domain.name, whole=whole, phases=phases, record=record)
 
     def _round_without_energy(self, measured: MeasuredRound) -> HostRound:
         nothing = WindowEnergy(None, reason=self._missing)

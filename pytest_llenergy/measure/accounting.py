@@ -19,9 +19,10 @@ from pytest_llenergy.energy.uncertainty import (
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
+from pytest_llenergy.measure.request_energy import RequestShares, request_energies, sum_shares
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.record.record import Phase, Round, Tokens
-from pytest_llenergy.record.served import ServedRequests, TokenGaps
+from pytest_llenergy.record.served import RequestEnergies, ServedRequests, Sharing, TokenGaps
 from pytest_llenergy.record.timeline import RequestTimeline, Timeline
 
 
@@ -116,12 +117,15 @@ def _seconds(nanoseconds: float) -> float:
     return round(nanoseconds / 1e9, 6)
 
 
-def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
+def account_round(
+    measured: MeasuredRound, hosts: Sequence[HostRound], sharing: Sharing | None = None
+) -> Round:
     """Return the record of a round. Joules are the sum over all domains, or missing if any domain has none.
 
     Args:
         measured: The round.
         hosts: What each host found in it.
+        sharing: How its requests share its energy, if the record is to name each of them.
     """
     timeline = measured.timeline
     domains = [domain for host in hosts for domain in host.domains]
@@ -145,6 +149,7 @@ def account_round(measured: MeasuredRound, hosts: Sequence[HostRound]) -> Round:
         tokens=_tokens(timeline),
         requests=len(timeline.requests) or None,
         served=served_requests(timeline),
+        request_energies=_request_energies(measured, domains, total, sharing),
         time_to_first_token_s=time_to_first_token_s(timeline),
         inter_token_latency_s=inter_token_latency_s(timeline),
         temperature_start_c=max(temperatures_c, default=None),
@@ -185,6 +190,17 @@ def _phases(timeline: Timeline, hosts: Sequence[HostRound]) -> list[Phase]:
 
 def _phase_energy(hosts: Sequence[HostRound], name: str) -> WindowEnergy:
     return _sum_over_hosts(hosts, lambda domain: domain.phases[name])
+
+
+def _request_energies(
+    measured: MeasuredRound, domains: Sequence[DomainRound], total: WindowEnergy, sharing: Sharing | None
+) -> RequestEnergies | None:
+    if not measured.requests:
+        return None
+    shares = RequestShares(reason=total.reason)
+    if total.energy_j is not None:
+        shares = sum_shares([each.requests for each in domains if each.requests is not None])
+    return request_energies(shares, sharing or "equal", each=sharing is not None)
 
 
 def _idle(hosts: Sequence[HostRound]) -> Power | None:

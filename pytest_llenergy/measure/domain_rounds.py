@@ -17,6 +17,7 @@ from pytest_llenergy.energy.window_arithmetic import energy_between, energy_betw
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_energies, phase_spans, solved_together
 from pytest_llenergy.measure.quality import clocks_mhz, host_flags
+from pytest_llenergy.measure.request_energy import share_among_requests
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.timeline import Timeline
@@ -57,7 +58,7 @@ def account_domains(
     found = [_domain_round(measured, series, rest) for series in trace]
     leader = slowest_series(trace)
     return HostRound(
-        domains=[_to_plain_data(each, timeline.duration_s) for each in found],
+        domains=[_to_plain_data(each, measured) for each in found],
         reasons=list(reasons),
         flags=[
             *host_flags(measured, trace),
@@ -74,9 +75,14 @@ def account_domains(
     )
 
 
-def _to_plain_data(found: _Found, duration_s: float) -> DomainRound:
-    record = domain_energy(found.whole, found.series, duration_s, found.attributed)
-    return DomainRound(found.series.domain.name, found.whole, found.phases, found.idle, record)
+def _to_plain_data(found: _Found, measured: MeasuredRound) -> DomainRound:
+    series, timeline, requests = found.series, measured.timeline, None
+    record = domain_energy(found.whole, series, timeline.duration_s, found.attributed)
+    if measured.requests:
+        u_ns = math.hypot(measured.clock_u_ns, measured.marking_u_ns)
+        moments_ns = timeline.start_ns, timeline.end_ns
+        requests = share_among_requests(series, measured.requests, *moments_ns, found.whole, u_ns)
+    return DomainRound(series.domain.name, found.whole, found.phases, found.idle, record, requests)
 
 
 def _doubts(domains: Sequence[_Found]) -> list[Flag]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import msgspec
@@ -32,6 +32,7 @@ from pytest_llenergy.measure.quality import (
     widen_by_scatter,
 )
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
+from pytest_llenergy.measure.request_energy import request_spans
 from pytest_llenergy.measure.round_plan import RoundPlan, forecast, is_finished, plan_for_meters
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
@@ -206,6 +207,9 @@ class _RoundSeries:
         """
         __tracebackhide__ = True
         measured = run_round(self.workload, self.iterations, self.gap_s, dither, self.hosts)
+        if measured.timeline.served or self.plan.requests is not None:
+            spans = request_spans(measured.timeline, self.plan.requests or "equal")
+            measured = replace(measured, requests=spans)
         if measured.failure is not None:
             try:
                 found = account_round(measured, account_on_all(self.hosts, measured))
@@ -217,7 +221,9 @@ class _RoundSeries:
         on_hosts = account_on_all(self.hosts, measured)
         self._measured.append(measured)
         self._clocks.append({uuid: mhz for each in on_hosts for uuid, mhz in each.clocks_mhz.items()})
-        self.rounds.append(mark_good_requests(account_round(measured, on_hosts), self.slo))
+        self.rounds.append(
+            mark_good_requests(account_round(measured, on_hosts, self.plan.requests), self.slo)
+        )
         lost = next((host.lost for host in self.hosts if host.lost is not None), None)
         if lost is not None:
             raise WorkerError(lost)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from pytest_llenergy.energy.uncertainty import Power, WindowEnergy
+from pytest_llenergy.measure.request_energy import RequestShares
 from pytest_llenergy.record.base import EnergyKind
 from pytest_llenergy.record.power_trace import DomainPower
 from pytest_llenergy.record.record import DomainEnergy, Flag, MeterInfo
@@ -65,7 +66,8 @@ class BlockPower(NamedTuple):
 class DomainRound:
     """Energy of one domain in one round: in total, by phase, and the idle power around it.
 
-    ``record`` is the total for the record, with the limits of its source.
+    ``record`` is the total for the record, with the limits of its source. ``requests`` are the shares of the
+    round's requests, if it is to be shared.
     """
 
     name: str
@@ -73,6 +75,7 @@ class DomainRound:
     phases: dict[str, WindowEnergy]
     idle: Power | None
     record: DomainEnergy
+    requests: RequestShares | None = None
 
 
 @dataclass(frozen=True)

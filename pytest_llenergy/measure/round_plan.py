@@ -14,7 +14,7 @@ from pytest_llenergy.record.goodput import has_flag
 from pytest_llenergy.record.metrics import relative_uncertainty
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.round_metric import is_valid
-from pytest_llenergy.record.served import CUT_SHORT
+from pytest_llenergy.record.served import CUT_SHORT, Sharing
 
 #: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
 #: wider limits. After these seconds there are still as many rounds as a comparison needs
@@ -41,6 +41,7 @@ class RoundPlan:
         exact: Whether to measure ``rounds`` rounds and add none.
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
         is_estimate: Whether all meters estimate, so that fewer rounds are enough.
+        requests: How requests share the energy of a round, if each of them is to be in the record.
         flops: Whether to count floating-point operations after the rounds.
     """
 
@@ -54,6 +55,7 @@ class RoundPlan:
     exact: bool = False
     floor: int | None = None
     is_estimate: bool = False
+    requests: Sharing | None = None
     flops: bool = False
 
     @property

@@ -27,6 +27,7 @@ from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.energy.attribution import CpuUse
 from pytest_llenergy.energy.trace import Series, Tick, Trace
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, TickReference
+from pytest_llenergy.measure.request_energy import RequestSpan
 from pytest_llenergy.record.record import Tokens
 from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
 
@@ -182,6 +183,7 @@ class MeasuredRound:
     and after it. ``clock_u_ns`` is the standard uncertainty of the moments on the clock of a host that did
     not take them itself, and ``marking_u_ns`` that of the clock on which they were taken, which all hosts
     share. ``quiet_until_ns`` is the end of the gap before it, if something else ran between the two.
+    ``requests`` are those that share its energy.
     ``failure`` is why its work did not end or was not reported: then its moments are those at which the work
     was started and at which it failed.
     """
@@ -201,6 +203,7 @@ class MeasuredRound:
     clock_u_ns: float = 0.0
     marking_u_ns: float = 0.0
     quiet_until_ns: int | None = None
+    requests: tuple[RequestSpan, ...] = ()
     failure: BaseException | None = None
 
     @property

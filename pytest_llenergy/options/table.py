@@ -37,6 +37,7 @@ from pytest_llenergy.options.values import (
     word,
 )
 from pytest_llenergy.record import defaults
+from pytest_llenergy.record.served import Sharing
 
 if TYPE_CHECKING:
     import pytest
@@ -292,6 +293,13 @@ class Settings:
     )
     server_key_env: str = option(
         "OPENAI_API_KEY", variable, "NAME", "Environment variable with the API key of servers"
+    )
+    requests: Sharing | None = option(
+        None,
+        word(*get_args(Sharing)),
+        f"{{{','.join(get_args(Sharing))}}}",
+        "Record the energy of each request",
+        bare="equal",
     )
     floor: float = option(
         f"{defaults.FLOOR * 100:g}%",

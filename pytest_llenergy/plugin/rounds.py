@@ -87,6 +87,7 @@ def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
         gap_s=least_gap_s(changes.get("budget_s", settings.budget)),
         target=settings.target,
         budget_s=settings.budget,
+        requests=settings.requests,
         # A number that somebody gave is kept, whatever it takes, as with pytest-benchmark.
         floor=FLOOR_ROUNDS if rounds is None else None,
     )

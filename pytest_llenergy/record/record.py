@@ -18,7 +18,7 @@ from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.load_curve import LoadCurve, MaxLoad
 from pytest_llenergy.record.power_trace import PowerTrace
 from pytest_llenergy.record.quantity import format_energy, format_quantity
-from pytest_llenergy.record.served import ServedRequests
+from pytest_llenergy.record.served import RequestEnergies, ServedRequests
 
 Severity = Literal["note", "warning", "invalid"]
 
@@ -229,6 +229,7 @@ class Round(StoredStruct, frozen=True):
     time_to_first_token_s: Number | None = None
     inter_token_latency_s: Number | None = None
     served: ServedRequests | None = None
+    request_energies: RequestEnergies | None = None
     max_load: MaxLoad | None = None
     temperature_start_c: Number | None = None
     own_cpu_s: Number | None = None

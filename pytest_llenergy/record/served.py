@@ -3,7 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 from pytest_llenergy.record.base import Count, Number, StoredStruct
+
+#: How the power of a moment is shared among the requests that are active: equally, or by their tokens.
+Sharing: TypeAlias = Literal["equal", "tokens"]
 
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"
@@ -60,3 +65,29 @@ class ServedRequests(StoredStruct, frozen=True):
     cached_tokens: list[Count] = []
     failures: list[str] = []
     good: list[bool] | None = None
+
+
+class RequestEnergies(StoredStruct, frozen=True):
+    """Energy that is attributed to each request of a round: no meter tells one request from another.
+
+    The power of each moment is shared among the requests that are active, from sending to the last token, and
+    that of moments without a request among all of them. So they add up to the energy of the round.
+
+    Attributes:
+        shared: Whether shares are equal, or by the tokens of the prompt and the output.
+        p50_u_j: Standard uncertainty of the request at this percentile, for comparing on the same devices.
+        energy_j: Energy of each request in the order of sending; empty unless ``--energy-requests`` is given.
+        energy_u_j: Its standard uncertainty.
+        reason: Why there are none.
+    """
+
+    shared: Sharing = "equal"
+    p50_j: Number | None = None
+    p50_u_j: Number | None = None
+    p90_j: Number | None = None
+    p90_u_j: Number | None = None
+    p99_j: Number | None = None
+    p99_u_j: Number | None = None
+    energy_j: list[Number] = []
+    energy_u_j: list[Number] = []
+    reason: str | None = None

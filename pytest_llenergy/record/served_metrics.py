@@ -28,7 +28,7 @@ from itertools import accumulate
 from statistics import fmean
 
 from pytest_llenergy.record.record import Round
-from pytest_llenergy.record.round_metric import RoundMetric, find_phase, phase_energy, rate
+from pytest_llenergy.record.round_metric import RoundMetric, find_phase, joules, phase_energy, rate
 from pytest_llenergy.record.round_statistics import RoundValue, percentile
 from pytest_llenergy.record.served import SATURATED, SHORT_LOAD
 
@@ -167,6 +167,20 @@ def _gap_percentiles() -> dict[str, RoundMetric]:
     }
 
 
+def _request_energy(percent: int, round_: Round) -> RoundValue | None:
+    found, whole = round_.request_energies, joules(round_, 1)
+    value = getattr(found, f"p{percent}_j", None)
+    if value is None or whole is None:
+        return None
+    accuracy = whole.accuracy * value / whole.value if whole.value else 0.0
+    return RoundValue(value, getattr(found, f"p{percent}_u_j") or 0.0, accuracy=accuracy)
+
+
+def _lacks_request_energy(round_: Round) -> str | None:
+    found = round_.request_energies
+    return NO_TIMES if found is None else found.reason
+
+
 #: Every metric that only served loads have, in the order of the report.
 SERVED_METRICS: dict[str, RoundMetric] = {
     "steady_energy_per_output_token_j": RoundMetric(
@@ -199,6 +213,19 @@ SERVED_METRICS: dict[str, RoundMetric] = {
         optional=True,
         needs=NO_LOAD,
     ),
+    **{
+        f"energy_per_request_p{percent}_j": RoundMetric(
+            "J/request",
+            partial(_request_energy, percent),
+            NO_REQUESTS,
+            heading=f"request p{percent} attributed ± u",
+            applies=lambda round_: round_.request_energies is not None,
+            lacks=_lacks_request_energy,
+            optional=True,
+            needs=NO_LOAD,
+        )
+        for percent in PERCENTILES
+    },
     "end_to_end_latency_s": RoundMetric(
         "s",
         partial(_mean_latency, "end_to_end_latency_s"),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,24 @@ def command(**options: Any) -> str:
     return f"--energy-server={shlex.join([sys.executable, str(SERVER), '{port}', *changes])}"
 
 
-def serve(project: Project, load: str = "concurrency=2", more: str = "", **options: Any) -> Outcome:
+def serve(
+    project: Project,
+    load: str = "concurrency=2",
+    more: str = "",
+    more_options: Sequence[str] = (),
+    **options: Any,
+) -> Outcome:
     """Run a load on a server, with a report."""
     project.write("test_load.py", LOAD.format(load=load, more=more))
     base = ["--energy-report", "--energy-backend=server", project.meter()]
-    return project.pytest(*base, command(**options))
+    return project.pytest(*base, *more_options, command(**options))
 
 
 @pytest.fixture(scope="module")
 def loaded(module_project: Project) -> dict[str, Any]:
     """The record of an open load: 20 requests per second, 40 ms to the first token, 10 ms a token."""
-    serve(module_project, load="request_rate=20.0", usage="so far").check(passed=1)
+    each = ["--energy-requests"]
+    serve(module_project, "request_rate=20.0", more_options=each, usage="so far").check(passed=1)
     (record,) = module_project.records().values()
     return record
 
@@ -66,6 +74,15 @@ def test_the_load_and_its_tokens_requests_and_energy_are_in_the_record(
     assert (asked["request_rate"], asked["num_requests"], asked["max_new_tokens"]) == (20.0, 6, 8)
     assert loaded["backend"]["name"] == "server"
     assert module_project.survivors() == {}
+
+
+def test_the_energy_of_a_round_is_shared_among_its_requests(loaded: dict[str, Any]) -> None:
+    assert loaded["metrics"]["energy_per_request_p50_j"]["value"] > 0
+    for each in loaded["rounds"]:
+        found = each["request_energies"]
+        assert (len(found["energy_j"]), len(found["energy_u_j"])) == (6, 6)
+        assert sum(found["energy_j"]) == pytest.approx(each["energy_j"], rel=1e-9)
+        assert found["p50_j"] <= found["p90_j"] <= found["p99_j"] <= max(found["energy_j"])
 
 
 def test_latencies_are_those_of_the_server(loaded: dict[str, Any]) -> None:
