@@ -54,7 +54,7 @@ from pytest_llenergy.record.comparison import (
     ReportSource,
 )
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.goodput_metrics import GOODPUT_METRICS
+from pytest_llenergy.record.goodput import GOODPUT_METRICS
 from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
 from pytest_llenergy.record.record import Record, Round
 from pytest_llenergy.record.report import Report

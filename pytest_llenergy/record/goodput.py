@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which requests of a served load meet its SLO.
+"""Which requests of a served load meet its SLO, and the metrics that only such loads have.
 
 A request is good if none of its latencies exceeds its limit, and goodput is the number of good requests
 over the duration of the load, as in ``vllm bench serve --goodput`` (``calculate_metrics`` in
 vllm/benchmarks/serve.py). DistServe's goodput (Zhong et al., OSDI 2024, arXiv 2401.09670), the highest
-request rate at which a share of the requests is good, is what ``load_search`` finds. A failed request is
+request rate at which a share of the requests is good, is what ``energy.max_load`` finds. A failed request is
 never good. Joules are those of the whole load: the server spent them on bad requests too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Round
-from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.round_metric import RoundMetric, is_valid, joules, rate
+from pytest_llenergy.record.round_statistics import RoundValue
 from pytest_llenergy.record.served import CUT_SHORT
+
+#: Why a load may have no energy for each good request.
+NONE_GOOD = "no request met every limit of the SLO"
+
+NO_SLO = "the test serves no load with slo="
 
 
 def limits_by_column(slo: Slo) -> dict[str, float]:
@@ -104,3 +111,101 @@ def is_mostly(name: str, rounds: Sequence[Round]) -> bool:
     """Return whether half of the rounds or more have a flag."""
     flagged = sum(has_flag(round_, name) for round_ in rounds)
     return flagged > 0 and flagged >= len(rounds) / 2
+
+
+def _goodput(round_: Round) -> RoundValue | None:
+    good = good_requests(round_)
+    return rate(good, round_.duration_s) if good is not None else None
+
+
+def _attainment(round_: Round) -> RoundValue | None:
+    share = attainment(round_)
+    return RoundValue(share) if share is not None else None
+
+
+def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue | None:
+    return joules(round_, count(round_) or 0)
+
+
+def _lacks_good(count: Callable[[Round], int | None], round_: Round) -> str | None:
+    return None if count(round_) else NONE_GOOD
+
+
+def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
+    """Divide the joules of all rounds by their good requests."""
+    known = [round_ for round_ in rounds if round_.energy_j is not None]
+    total_j = math.fsum(round_.energy_j or 0.0 for round_ in known)
+    return total_j / sum(count(each) or 0 for each in known), len(known)
+
+
+def _max_load(round_: Round) -> RoundValue | None:
+    found = round_.max_load
+    if found is None or found.requests_per_s is None:
+        return None
+    # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
+    # Both sides of a comparison have the same arrivals.
+    arrivals = found.u_arrivals_requests_per_s or 0.0
+    return RoundValue(found.requests_per_s, accuracy=arrivals, shape=found.u_requests_per_s or 0.0)
+
+
+def _lacks_max_load(round_: Round) -> str | None:
+    found = round_.max_load
+    if found is not None and found.requests_per_s is not None:
+        return None
+    return (found.reason if found is not None else None) or "no maximum load was found"
+
+
+#: Every metric that only loads with an SLO have, in the order of the report.
+GOODPUT_METRICS: dict[str, RoundMetric] = {
+    "goodput_requests_per_s": RoundMetric(
+        "request/s",
+        _goodput,
+        heading="good request/s",
+        better="more",
+        applies=has_slo,
+        optional=True,
+        needs=NO_SLO,
+    ),
+    "slo_attainment": RoundMetric(
+        "1",
+        _attainment,
+        "no request was sent",
+        "SLO share",
+        "more",
+        applies=has_slo,
+        optional=True,
+        needs=NO_SLO,
+    ),
+    "energy_per_good_request_j": RoundMetric(
+        "J/request",
+        partial(_per_good, good_requests),
+        NONE_GOOD,
+        "per good request ± u",
+        applies=has_slo,
+        lacks=partial(_lacks_good, good_requests),
+        pooled=partial(_total_per_good, good_requests),
+        optional=True,
+        needs=NO_SLO,
+    ),
+    "energy_per_output_token_at_slo_j": RoundMetric(
+        "J/token",
+        partial(_per_good, good_output_tokens),
+        NONE_GOOD,
+        "per token at SLO ± u",
+        applies=has_slo,
+        lacks=partial(_lacks_good, good_output_tokens),
+        pooled=partial(_total_per_good, good_output_tokens),
+        optional=True,
+        needs=NO_SLO,
+    ),
+    "max_load_requests_per_s": RoundMetric(
+        "request/s",
+        _max_load,
+        heading="max request/s ± u",
+        better="more",
+        applies=lambda round_: round_.max_load is not None,
+        lacks=_lacks_max_load,
+        optional=True,
+        needs="the test has no energy.max_load",
+    ),
+}

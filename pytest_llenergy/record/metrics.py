@@ -17,7 +17,7 @@ from statistics import fmean
 
 import msgspec
 
-from pytest_llenergy.record.goodput_metrics import GOODPUT_METRICS
+from pytest_llenergy.record.goodput import GOODPUT_METRICS
 from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import Metric, Round, is_attributed
 from pytest_llenergy.record.round_metric import (

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llenergy.plugin.handles.load_curve import THESE_ARRIVALS, LoadMeasurement
-from pytest_llenergy.plugin.handles.load_points import describe_cut
+from pytest_llenergy.plugin.handles.loads import LoadMeasurement, describe_cut
 from pytest_llenergy.record.record import Flag
 
 from ..backends.servers.start import queueing
@@ -109,22 +107,6 @@ def test_a_search_whose_first_load_is_refused_fails_with_the_error(
     assert point["refused"]
 
 
-def test_a_search_without_a_maximum_says_that_requests_failed(search: Any, read_report: Read) -> None:
-    """Up to max_failures of them miss the SLO, of which the server may be the reason at any rate."""
-    result = search({"": "refuse"}, 1000)
-    result.assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    curve = record["load_curve"]
-    assert [each["within_slo"] for each in curve["points"]] == [False, False]
-    found = (
-        "even 40 request/s, the lowest rate, is not within the SLO; search lower rates; at 40 request/s "
-        r"\d+ of \d+ requests failed, and their joules count; the first: server: request \d+ of \d+: 503 "
-        r"from \S+ queue full"
-    )
-    assert re.fullmatch(found, curve["reason"])
-    assert re.search(found, " ".join(result.stdout.str().split()))
-
-
 def test_the_reason_of_a_load_that_ended_early_names_the_requests_that_failed() -> None:
     ended, failed, busy = (
         Flag(name=name, severity="warning", detail=detail)
@@ -160,32 +142,3 @@ def test_other_faults_are_no_sign_of_too_high_a_load(
     assert (curve["max_load_requests_per_s"], curve["exceeded_at_requests_per_s"]) == (None, None)
     # What held until then is kept.
     assert True in [point["within_slo"] for point in curve["points"]]
-
-
-BELOW = "load below the maximum, 46.7"
-
-
-def test_a_load_below_the_maximum_that_is_refused_contradicts_it(search: Any, read_report: Read) -> None:
-    search({", 80": "refuse", BELOW: "refuse"}).assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    found = record["load_curve"]["max_load_requests_per_s"]
-    assert found == pytest.approx(3200**0.5)
-    below = found / (1.2 * 1.01)
-    u = record["metrics"]["max_load_requests_per_s"]["uncertainty"]
-    assert u**2 == pytest.approx((80 - found) ** 2 / 3 + (found - below) ** 2 / 12)
-    assert record["load_curve"]["reason"] == THESE_ARRIVALS
-
-
-def test_a_server_that_dies_in_the_load_below_the_maximum_leaves_the_maximum(
-    search: Any, read_report: Read
-) -> None:
-    result = search({", 80": "refuse", BELOW: "exit"})
-    result.assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    curve = record["load_curve"]
-    assert (record["status"], curve["exceeded_at_requests_per_s"]) == ("measured", 80)
-    found = curve["max_load_requests_per_s"]
-    assert found == pytest.approx(3200**0.5)
-    assert curve["reason"] == THESE_ARRIVALS
-    assert record["metrics"]["max_load_requests_per_s"]["uncertainty"] == pytest.approx((80 - found) / 3**0.5)
-    assert curve["points"][-1]["reason"].startswith("ServerError: server: ")

@@ -25,15 +25,15 @@ from pathlib import Path
 from textwrap import dedent
 
 from pytest_llenergy.backends.tasks import ServeParams
-from pytest_llenergy.measure.load_probe import (
+from pytest_llenergy.measure.loads import (
     MAX_PROBE_ROUNDS,
+    LoadSearch,
+    arrivals_uncertainty,
     is_decided,
     is_within,
     probe_requests,
     probe_rounds,
 )
-from pytest_llenergy.measure.load_search import LoadSearch
-from pytest_llenergy.measure.load_uncertainty import arrivals_uncertainty, lower_rate
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.served import ServedRequests
@@ -168,11 +168,6 @@ class Case:
         if rate is None:
             return 0.0, 0.0
         lower = {each: rounds for each, rounds in measured.items() if is_within(rounds, self.slo)}
-        below = lower_rate(rate, lower)
-        if below is not None and probe(below):
-            lower[below] = measured[below]
-        elif below is not None:
-            search.doubted = below
         arrivals = arrivals_uncertainty(rate, measured[rate], lower, self.slo, tolerance) or 0.0
         return rate, hypot(search.uncertainty or 0.0, arrivals)
 
