@@ -88,7 +88,10 @@ def phase_energies(
         least = SHORTEST_TICKS if series.domain.coverage >= 1 else SHORTEST_TICKS_PART_TIME
         for name, mean_s in means_s.items():
             if 0 < mean_s < least * tick_s:
-                reason = f"not resolvable: {mean_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick"
+                reason = (
+                    f"not resolvable: {mean_s * 1e3:.3g} ms phase, {tick_s * 1e3:.3g} ms tick, in which no "
+                    f"number of iterations shows phases below {least * tick_s * 1e3:.3g} ms"
+                )
                 energies[name] = WindowEnergy(None, reason=reason)
     else:
         energies = {

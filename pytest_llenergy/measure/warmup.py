@@ -16,6 +16,7 @@ from pytest_llenergy.measure.host_meters import BlockPower, HostMeters, enter_al
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
+from pytest_llenergy.record.metrics import PHASE_ITERATIONS
 
 #: Consecutive blocks that differ by no more than this are settled.
 SETTLED = 0.05
@@ -46,9 +47,8 @@ ROUND_TICKS = 3
 #: ones scatter with every interruption.
 MIN_ROUND_S, MIN_SLOW_ROUND_S, SLOW_TICK_S = 0.1, 0.2, 0.05
 
-#: A phase shorter than this many ticks is known from many iterations that begin at different moments of a
-#: tick: so many in all rounds together (benchmarks/plugin/coverage/worlds_run.py).
-SHORT_PHASE_TICKS, PHASE_ITERATIONS = 2.0, 20
+#: A phase shorter than this many ticks needs ``PHASE_ITERATIONS``.
+SHORT_PHASE_TICKS = 2.0
 
 #: Share of the target for the uncertainty of the meters; the rest is for the spread of the work itself.
 METER_SHARE = 0.5

@@ -35,6 +35,10 @@ from pytest_llenergy.record.round_statistics import RoundValue, summarize_rounds
 from pytest_llenergy.record.served_metrics import SERVED_METRICS
 from pytest_llenergy.record.timeline import Flops
 
+#: Iterations of all rounds together that show a short phase, because they begin at different moments of a
+#: tick (benchmarks/plugin/coverage/worlds_run.py), and most iterations of a round that are worth a try.
+PHASE_ITERATIONS, MOST_ITERATIONS = 20, 10_000
+
 #: Why work may have no energy per token or of a phase.
 NO_OUTPUT = "no output tokens (count yours: energy(fn, output_tokens=...))"
 NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
@@ -91,12 +95,15 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
         values = []
     else:
         values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
-    if values and figure.phase is not None and not _is_resolvable([value for _, value in values]):
-        mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
-        return [], (
-            f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds; more "
-            "iterations of the mark energy_options make them longer"
-        )
+    if values and figure.phase is not None:
+        u = _relative_uncertainty_of_mean([value for _, value in values])
+        if u > RESOLVABLE:
+            mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
+            iterations = min(each.iterations for _, each in valid)
+            return [], (
+                f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds of {iterations} "
+                f"iteration{'s' if iterations > 1 else ''}; {_longer_rounds(u, iterations, len(values))}"
+            )
     if values:
         return values, None
     if valid and figure.needs and not any(figure.applies(each) for _, each in valid):
@@ -105,12 +112,22 @@ def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int
     return [], no_energy or missing
 
 
-def _is_resolvable(values: Sequence[RoundValue]) -> bool:
-    """Return whether rounds together know the energy of a phase, although single ones may not.
+def _relative_uncertainty_of_mean(values: Sequence[RoundValue]) -> float:
+    """Return how well rounds together know the energy of a phase, although single ones may not.
 
     Leaving out single rounds would leave out those that are too low by chance.
     """
-    return math.hypot(*_uncertainties(values)) <= RESOLVABLE * fmean(each.value for each in values)
+    mean = fmean(each.value for each in values)
+    return math.hypot(*_uncertainties(values)) / mean if mean > 0 else math.inf
+
+
+def _longer_rounds(u: float, iterations: int, rounds: int) -> str:
+    """Return what resolves a phase with a relative uncertainty: it falls with the root of the iterations."""
+    needed = max(iterations * (u / RESOLVABLE) ** 2, PHASE_ITERATIONS / rounds)
+    if needed > MOST_ITERATIONS:
+        return "no number of iterations makes up for it; make the phase longer"
+    digits = 10 ** max(0, math.ceil(math.log10(needed)) - 2)
+    return f"the mark energy_options(iterations={math.ceil(needed / digits) * digits}) would do"
 
 
 def _uncertainties(values: Sequence[RoundValue]) -> tuple[float, float]:

@@ -64,22 +64,14 @@ def notes(quick: pytest.Pytester) -> Callable[..., dict[str, dict[str, object]]]
     return run
 
 
-def test_no_gap_comes_between_set_up_and_calibration(
-    notes: Callable[..., dict[str, dict[str, float]]],
+def test_one_gap_per_benchmark_lies_between_its_rounds_and_its_last_call(
+    notes: Callable[..., dict[str, dict[str, float]]], read_report: Read
 ) -> None:
+    """And none between set-up and calibration. The last call leaves the caches as without the gap."""
     found = notes()
     for name in ("test_first", "test_second"):
         calls: list[float] = found[name]["calls"]  # type: ignore[assignment]
         assert calls[0] - found[name]["begin"] < GAP_S, name
-
-
-def test_one_gap_per_benchmark_lies_between_its_rounds_and_its_last_call(
-    notes: Callable[..., dict[str, dict[str, float]]], read_report: Read
-) -> None:
-    """The last call, for the result, leaves the caches to the next benchmark as without the gap."""
-    found = notes()
-    for name in ("test_first", "test_second"):
-        calls: list[float] = found[name]["calls"]  # type: ignore[assignment]
         assert calls[-1] - calls[-2] >= GAP_S
         assert max(b - a for a, b in pairwise(calls[:-1])) < GAP_S
     assert found["test_second"]["begin"] - found["test_first"]["end"] < GAP_S

@@ -484,4 +484,4 @@ def test_a_phase_is_resolved_by_all_rounds_together() -> None:
     assert compute_metrics(scattered[:1], None)["prefill_energy_j"].value is None
     shared = compute_metrics([with_prefill(1.0, shape_j=0.5)] * 6, None)["prefill_energy_j"]
     assert shared.value is None
-    assert (shared.reason or "").startswith("not resolvable: 10 ms phase in 6 rounds; more iterations")
+    assert (shared.reason or "").startswith("not resolvable: 10 ms phase in 6 rounds of 1 iter")
