@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -25,10 +25,7 @@ from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
     drift_flags,
-    outlier_flags,
-    unevaluated_flag,
     unfinished_flag,
-    unread_round,
     widen_by_scatter,
 )
 from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
@@ -211,12 +208,11 @@ class _RoundSeries:
             spans = request_spans(measured.timeline, self.plan.requests or "equal")
             measured = replace(measured, requests=spans)
         if measured.failure is not None:
-            try:
+            # A meter that fails too must not hide the error of the work.
+            with suppress(Exception):
                 found = account_round(measured, account_on_all(self.hosts, measured))
-            except Exception as error:  # must not hide that of the work
-                found = unread_round(measured, error)
-            flag = unfinished_flag(measured.failure)
-            self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
+                flag = unfinished_flag(measured.failure)
+                self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
             raise measured.failure
         on_hosts = account_on_all(self.hosts, measured)
         self._measured.append(measured)
@@ -232,15 +228,9 @@ class _RoundSeries:
         """Return what is left of a measurement that failed: its rounds, even if they cannot be evaluated."""
         try:
             return self.conclude(failed=True)
-        except Exception as error:  # must not hide that of the measurement
-            return Experiment(
-                rounds=self._with_unfinished(self.rounds),
-                metrics={},
-                meters=self._meters,
-                load_average=None,
-                procedure=self._procedure(real_time.monotonic() - self._start_s, None),
-                flags=[unevaluated_flag(error)],
-            )
+        except Exception:  # must not hide that of the measurement
+            procedure = self._procedure(real_time.monotonic() - self._start_s, None)
+            return Experiment(self._with_unfinished(self.rounds), {}, self._meters, None, procedure, [])
 
     def conclude(self, *, failed: bool = False) -> Experiment:
         """Return what all rounds together show; of a measurement that has ``failed``, what is left."""
@@ -255,7 +245,6 @@ class _RoundSeries:
         procedure = self._procedure(measuring_s, relative_uncertainty(whole, coverage, plan.rounds))
         flags = [
             *drift_flags(whole),
-            *outlier_flags(whole),
             *([] if plan.is_estimate or failed else _target_flags(procedure, len(rounds))),
             *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
         ]

@@ -38,7 +38,7 @@ from pytest_llenergy.measure.foreign_rounds import (
     split_into_stretches,
 )
 from pytest_llenergy.measure.local_meters import domain_facts, meter_info
-from pytest_llenergy.measure.quality import drift_flags, outlier_flags
+from pytest_llenergy.measure.quality import drift_flags
 from pytest_llenergy.measure.rounds import FIRST_TICK_TIMEOUT_S, MeasuredRound, required_gap_s
 from pytest_llenergy.record.metrics import relative_uncertainty
 from pytest_llenergy.record.record import Procedure, Times
@@ -207,7 +207,6 @@ class ForeignMeters:
         flags = [
             *foreign_round_flags(reported, stretches),
             *drift_flags(rounds),
-            *outlier_flags(rounds),
             *unread_meter_flags(reasons),
         ]
         infos = [meter_info(series) for series in trace]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 
@@ -24,10 +24,9 @@ from pytest_llenergy.energy.window_arithmetic import trace_flags
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.record.quantity import format_energy
 from pytest_llenergy.record.record import Flag, Round, Terms
 from pytest_llenergy.record.round_metric import is_valid
-from pytest_llenergy.record.round_statistics import linear_drift, outlying
+from pytest_llenergy.record.round_statistics import linear_drift
 from pytest_llenergy.record.text import one_line, shorten
 
 #: A round is imprecise above this relative standard uncertainty.
@@ -51,9 +50,6 @@ DRIFT, DRIFT_T = 0.02, 4.0
 #: Equal rounds whose standard deviation is this many times their uncertainty show energy that a sensor
 #: missed: the scatter of three good rounds reaches it once in five hundred cases.
 FAR = 2.5
-
-#: Further outlying rounds are only counted.
-MAX_NAMED_ROUNDS = 3
 
 #: Most characters of an error in a flag.
 MAX_DETAIL = 300
@@ -170,44 +166,6 @@ def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
     return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
 
 
-def outlier_flags(rounds: Sequence[Round]) -> list[Flag]:
-    """Return a flag that names the valid rounds whose time or energy lies far from that of the others."""
-    valid = [(number, round_) for number, round_ in enumerate(rounds, 1) if is_valid(round_)]
-    slow = _name_outlying(
-        [(number, each.duration_s / each.iterations) for number, each in valid], "took", _time
-    )
-    # A longer round uses more energy, which needs no name of its own.
-    energies = [
-        (number, each.energy_j / each.iterations)
-        for number, each in valid
-        if each.energy_j is not None and number not in slow
-    ]
-    found = {**slow, **_name_outlying(energies, "used", format_energy)}
-    if not found:
-        return []
-    each = " an iteration" if any(round_.iterations > 1 for _, round_ in valid) else ""
-    detail = f"{'; '.join(dict.fromkeys(found.values()))}{each}; medians are hardly moved by it"
-    return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
-
-
-def _name_outlying(
-    values: Sequence[tuple[int, float]], verb: str, text: Callable[[float], str]
-) -> dict[int, str]:
-    """Return one text for the outlying rounds among ``values``, by each of their numbers."""
-    found = [values[index] for index in outlying([value for _, value in values])]
-    if not found:
-        return {}
-    shown = [f"round {number} {verb} {text(value)}" for number, value in found[:MAX_NAMED_ROUNDS]]
-    if len(found) > MAX_NAMED_ROUNDS:
-        shown.append(f"{len(found) - MAX_NAMED_ROUNDS} more likewise")
-    usual = text(median(value for _, value in values))
-    return dict.fromkeys((number for number, _ in found), f"{', '.join(shown)}, the median round {usual}")
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
-
-
 def energy_flags(total: WindowEnergy) -> list[Flag]:
     """Return the flags of a missing, impossible or imprecise energy."""
     if total.energy_j is None or total.u_j is None:
@@ -228,27 +186,6 @@ def energy_flags(total: WindowEnergy) -> list[Flag]:
 def unfinished_flag(error: BaseException) -> Flag:
     """Return the flag of a round whose work failed: its joules end there, and are of no whole work."""
     return Flag(name="unfinished", severity="invalid", detail=f"the work failed: {_describe(error)}")
-
-
-def unread_round(measured: MeasuredRound, error: Exception) -> Round:
-    """Return a round whose joules could not be computed because of ``error``."""
-    reason = f"its joules could not be computed: {_describe(error)}"
-    return Round(
-        start_s=measured.timeline.start_ns / 1e9,
-        duration_s=measured.timeline.duration_s,
-        energy_j=None,
-        energy_u_j=None,
-        energy_u_absolute_j=None,
-        iterations=measured.timeline.iterations,
-        flags=energy_flags(WindowEnergy(None, reason=reason)),
-        reason=reason,
-    )
-
-
-def unevaluated_flag(error: Exception) -> Flag:
-    """Return the flag of a measurement whose rounds are kept, but could not be evaluated."""
-    detail = f"the rounds are kept, but their metrics could not be computed: {_describe(error)}"
-    return Flag(name="unmeasured", severity="warning", detail=detail)
 
 
 def _describe(error: BaseException) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics over rounds: the value of a metric, its uncertainty, drift, and outlying rounds.
+"""Statistics over rounds: the value of a metric, its uncertainty, and drift.
 
 The value is the median, which one slow round in six does not move. The meters' errors at the edges of a round
 differ from round to round, because rounds start in shuffled phase to the ticks. The errors therefore show in
@@ -44,17 +44,6 @@ HALF_INTERVAL_OF_MANY = 1.08
 #: look keeps 95 % wherever the rounds end. Found by simulation, for normal scatter of any size relative to
 #: the target: ``benchmarks/plugin/coverage/rounds_run.py`` checks it.
 ADDED, ADDED_TO_FEW = 1.45, {2: 2.6, 3: 1.9, 4: 1.75}
-
-#: A modified z-score above this is an outlier: Iglewicz and Hoaglin, "How to Detect and Handle Outliers"
-#: (1993), p. 11, who recommend 3.5 and this scale of the median absolute deviation.
-OUTLIER_SCORE, SCORE_SCALE = 3.5, 0.6745
-
-#: An outlying round also differs from the median by at least this factor: few rounds may agree by chance so
-#: closely that a usual round has a high score.
-OUTLIER_FACTOR = 1.5
-
-#: Fewest values among which one can be called outlying.
-MIN_ROUNDS_FOR_OUTLIERS = 4
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
@@ -255,19 +244,3 @@ def linear_drift(values: Sequence[float]) -> tuple[float, float] | None:
     error = math.sqrt(rest / (n - 2) / sum((index - (n - 1) / 2) ** 2 for index in order))
     change = slope * (n - 1) / mean if mean else 0.0
     return change, slope / error if error else math.copysign(math.inf, slope) if slope else 0.0
-
-
-def outlying(values: Sequence[float]) -> list[int]:
-    """Return the indices of outlying values; nothing if there are too few to tell."""
-    if len(values) < MIN_ROUNDS_FOR_OUTLIERS:
-        return []
-    middle = median(values)
-    if middle <= 0:
-        return []
-    deviation = median(abs(value - middle) for value in values)
-    return [
-        index
-        for index, value in enumerate(values)
-        if SCORE_SCALE * abs(value - middle) > OUTLIER_SCORE * deviation
-        and not middle / OUTLIER_FACTOR < value < middle * OUTLIER_FACTOR
-    ]

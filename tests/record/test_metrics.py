@@ -320,26 +320,6 @@ def test_a_weighted_median_has_half_of_the_weight_on_either_side() -> None:
     assert round_statistics.weighted_median([1.0, 2.0, 3.0], [1, 1, 9]) == 3.0
 
 
-@pytest.mark.parametrize(
-    ("values", "found"),
-    [
-        ([0.28, 0.28, 11.1, 0.29, 0.27, 5.1], [2, 5]),
-        # Far from the others by their scatter, but not by a factor that matters.
-        ([1.0, 1.0, 1.0, 1.0, 1.1], []),
-        # A wide scatter.
-        ([1.0, 2.0, 3.0, 4.0, 5.0], []),
-        ([1.0, 1.0, 9.0], []),
-        ([10.0, 10.0, 10.0, 2.0], [3]),
-        ([], []),
-        ([0.0, 0.0, 0.0, 0.0], []),
-    ],
-)
-def test_outlying_values_are_far_by_their_score_and_by_a_factor(
-    values: list[float], found: list[int]
-) -> None:
-    assert round_statistics.outlying(values) == found
-
-
 @pytest.mark.parametrize("n", [8, 16, 32])
 def test_dithering_beats_random_phases_and_its_uncertainty_is_correct(n: int) -> None:
     """A load of 20 ms under a sensor that samples 25 ms of every 100 ms."""

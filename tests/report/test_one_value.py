@@ -10,11 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.history.store import add_run, read_entries
-from pytest_llenergy.measure.quality import outlier_flags
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record, Round, Tokens
 from pytest_llenergy.record.report import encode_report
@@ -86,28 +84,6 @@ def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path:
     store = tmp_path / "history"
     add_run(report, "a.json", store, allow_dirty=True)
     assert [entry.value for entry in read_entries(store) if entry.metric == name] == [value]
-
-
-def test_the_terminal_names_the_outlying_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    flags = outlier_flags(skewed())
-    assert [flag.detail for flag in flags] == [
-        "round 3 took 11.1 s, round 6 took 5.1 s, the median round 0.285 s; medians are hardly moved by it"
-    ]
-    path = tmp_path / "energy.json"
-    path.write_bytes(encode_report(report_of(record(flags=flags))))
-    assert main(["report", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "uneven-rounds: test_decode: round 3 took 11.1 s, round 6 took 5.1 s" in out
-
-
-def test_a_round_of_usual_length_may_be_outlying_by_its_energy() -> None:
-    rounds = [round_of(each) for each in (10.0, 10.1, 30.0, 9.9, 10.0, 10.2)]
-    (flag,) = outlier_flags(rounds)
-    assert flag.detail.startswith("round 3 used 15 J, the median round 5.03 J an iteration")
-    assert outlier_flags([round_of(each) for each in (10.0, 10.1, 10.2, 9.9)]) == []
 
 
 def test_times_and_counts_are_never_called_estimated() -> None:
