@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from pytest_llenergy.devices.condition import Condition, ConditionReader
 from pytest_llenergy.errors import DeviceError
@@ -16,64 +15,45 @@ from pytest_llenergy.errors import DeviceError
 CONDITION_POLL_S = 0.5
 
 
-class BoardMonitor(Protocol):
-    """Reads the condition of the measured boards."""
+class BoardWatch:
+    """Reads the condition of the measured boards; of none without a driver."""
+
+    def __init__(self, uuids: Sequence[str]) -> None:
+        try:
+            self._reader = ConditionReader(uuids) if uuids else None
+        except DeviceError:
+            self._reader = None
 
     def read(self) -> Mapping[str, Condition]:
         """Return conditions by UUID; empty without boards."""
+        return self._reader.read() if self._reader is not None else {}
 
     def find_others(self, pids: Collection[int]) -> Sequence[str]:
         """Return the UUIDs of boards that are not measured and that these processes use."""
+        return self._reader.find_others(pids) if self._reader is not None else ()
 
+    @contextmanager
+    def collect(self) -> Iterator[list[Mapping[str, Condition]]]:
+        """Collect conditions until the block ends: they show processes that start and end during the work."""
+        conditions: list[Mapping[str, Condition]] = []
+        ended = threading.Event()
 
-class NoBoards:
-    """A ``BoardMonitor`` without boards."""
+        def collect() -> None:
+            while not ended.wait(CONDITION_POLL_S):
+                conditions.append(self.read())
 
-    def read(self) -> dict[str, Condition]:
-        """Return no conditions."""
-        return {}
+        if self._reader is None:
+            yield conditions
+            return
+        thread = threading.Thread(target=collect, name="llenergy-conditions", daemon=True)
+        thread.start()
+        try:
+            yield conditions
+        finally:
+            ended.set()
+            thread.join()
 
-    def find_others(self, pids: Collection[int]) -> Sequence[str]:
-        """Return no boards."""
-        return ()
-
-
-@contextmanager
-def watch_boards(uuids: Sequence[str]) -> Iterator[BoardMonitor]:
-    """Monitor the boards of a lease. If that is impossible, measure without it."""
-    try:
-        watch = ConditionReader(uuids) if uuids else None
-    except DeviceError:
-        watch = None
-    if watch is None:
-        yield NoBoards()
-        return
-    try:
-        yield watch
-    finally:
-        watch.close()
-
-
-@contextmanager
-def collect_conditions(watch: BoardMonitor) -> Iterator[list[Mapping[str, Condition]]]:
-    """Collect the conditions of the boards every half second until the block ends.
-
-    This detects processes that start and end during the work.
-    """
-    conditions: list[Mapping[str, Condition]] = []
-    ended = threading.Event()
-
-    def collect() -> None:
-        while not ended.wait(CONDITION_POLL_S):
-            conditions.append(watch.read())
-
-    if not watch.read():
-        yield conditions
-        return
-    thread = threading.Thread(target=collect, name="llenergy-conditions", daemon=True)
-    thread.start()
-    try:
-        yield conditions
-    finally:
-        ended.set()
-        thread.join()
+    def close(self) -> None:
+        """Close the driver."""
+        if self._reader is not None:
+            self._reader.close()

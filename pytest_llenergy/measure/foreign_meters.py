@@ -25,7 +25,7 @@ from pytest_llenergy.energy.cpu_time import ProcessTree
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.sampler import Sampler
 from pytest_llenergy.energy.window import synchronize_gpus
-from pytest_llenergy.measure.boards import collect_conditions, watch_boards
+from pytest_llenergy.measure.boards import BoardWatch
 from pytest_llenergy.measure.experiment import Experiment, unread_meter_flags
 from pytest_llenergy.measure.foreign_rounds import (
     ForeignRounds,
@@ -75,7 +75,7 @@ class ForeignMeters:
     def __init__(self, lease: Lease, least_gap_s: float) -> None:
         self._least_gap_s = least_gap_s
         self._reading = ExitStack()
-        self._watch = self._reading.enter_context(watch_boards(lease.uuids))
+        self._watch = self._reading.enter_context(closing(BoardWatch(lease.uuids)))
         self._selection: Selection | None = None
         self._sampler: Sampler | None = None
         self._processes: ProcessTree | None = None
@@ -123,7 +123,7 @@ class ForeignMeters:
         self._before = self._watch.read()
         self._work = ExitStack()
         self._work.enter_context(sampler.at_work())
-        self._during = self._work.enter_context(collect_conditions(self._watch))
+        self._during = self._work.enter_context(self._watch.collect())
         self._cpu_before = read_cpu(self._tree)
         sampler.read_now()
         self._begin_ns = real_time.monotonic_ns()

@@ -21,7 +21,7 @@ from pytest_llenergy.energy.sampler import Sampler
 from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Power
-from pytest_llenergy.measure.boards import collect_conditions, watch_boards
+from pytest_llenergy.measure.boards import BoardWatch
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, HostRound, TickReference
 from pytest_llenergy.measure.power_trace import power_steps
@@ -57,7 +57,7 @@ class LocalMeters:
         self.load_average = load_average()
         with ExitStack() as reading:
             reading.enter_context(self._sampler)
-            self._watch = reading.enter_context(watch_boards(self._boards))
+            self._watch = reading.enter_context(closing(BoardWatch(self._boards)))
             self._processes = reading.enter_context(closing(ProcessTree(self._roots)))
             self._reading = reading.pop_all()
         return self
@@ -122,7 +122,7 @@ class LocalMeters:
         # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
         self._sampler.read_now()
         self._step.enter_context(self._sampler.at_work())
-        self._during = self._step.enter_context(collect_conditions(self._watch))
+        self._during = self._step.enter_context(self._watch.collect())
 
     def end_work(self) -> None:
         self._step.close()

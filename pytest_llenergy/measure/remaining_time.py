@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 
 from pytest_llenergy.record.metrics import relative_uncertainty
 from pytest_llenergy.record.record import Round
-from pytest_llenergy.record.round_statistics import widening
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class Step:
         estimated: Whether these joules are estimated.
         reached: Relative standard uncertainty so far.
         target: The uncertainty to reach.
-        left_s: Estimated seconds to the end of the measurement, including this step, if known.
+        left_s: Most seconds to the end of the measurement, including this step, if known.
     """
 
     stage: Literal["warm-up", "round"]
@@ -78,17 +77,13 @@ class Forecast:
             any(domain.kind == "estimated" for round_ in rounds for domain in round_.by_domain.values()),
             reached,
             self.target,
-            self._left_s(len(rounds), spent_s, reached),
+            self._left_s(len(rounds), spent_s),
         )
 
-    def _left_s(self, done: int, spent_s: float, reached: float | None) -> float | None:
+    def _left_s(self, done: int, spent_s: float) -> float | None:
         each_s = spent_s / done if done else self.round_s
         if each_s is None:
             return None
-        least_s = max(1, self.least - done) * each_s
-        if reached is None or reached <= self.target or self.least == 1:
-            return least_s
-        # The uncertainty falls with the root of the number of rounds. Adding the first widens it once.
-        widened = reached * widening(self.planned) if done == self.planned else reached
-        needed_s = (math.ceil(done * (widened / self.target) ** 2) - done) * each_s
-        return max(least_s, min(needed_s, self.budget_s - spent_s))
+        # At most: rounds end earlier if they meet the target.
+        budget_s = self.budget_s - spent_s if done >= self.least else 0.0
+        return max(max(1, self.least - done) * each_s, budget_s)

@@ -173,6 +173,8 @@ def compute_metrics(
             metrics[name] = summarize_rounds(
                 values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
             )
+            if figure.source is not None:
+                metrics[name] = msgspec.structs.replace(metrics[name], source=figure.source)
             if figure.pooled is not None:
                 pooled, n = figure.pooled([round_ for round_ in rounds if is_valid(round_)])
                 metrics[name] = msgspec.structs.replace(

@@ -32,6 +32,7 @@ class RoundMetric:
         pooled: Returns the metric of all valid rounds together and of how many values it is, if it is not the
             median over rounds.
         optional: Whether a test to which the metric does not apply leaves it out.
+        source: How values are obtained that no meter reads for themselves.
         needs: What a test lacks to which the metric does not apply, if that is not what ``missing`` says.
     """
 
@@ -46,6 +47,7 @@ class RoundMetric:
     pooled: Callable[[Sequence[Round]], tuple[float, int]] | None = None
     optional: bool = False
     needs: str = ""
+    source: str | None = None
 
     @property
     def absent(self) -> str:

@@ -37,6 +37,9 @@ PERCENTILES = (50, 90, 99)
 
 STEADY = "steady"
 
+#: Source of the energies of requests.
+ATTRIBUTED = "attributed: the power of each moment is shared among the requests that are active"
+
 NO_LOAD = "the test serves no load"
 NO_REQUESTS = "no request was served"
 NO_TIMES = "the times of the requests are unknown"
@@ -218,7 +221,8 @@ SERVED_METRICS: dict[str, RoundMetric] = {
             "J/request",
             partial(_request_energy, percent),
             NO_REQUESTS,
-            heading=f"request p{percent} attributed ± u",
+            heading=f"request p{percent} (attributed) ± u",
+            source=ATTRIBUTED,
             applies=lambda round_: round_.request_energies is not None,
             lacks=_lacks_request_energy,
             optional=True,

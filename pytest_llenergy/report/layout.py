@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.metrics import METRIC_NAMES
-from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.record import Record, Round
 from pytest_llenergy.record.text import MAX_NAME_LENGTH, one_line, shorten, unique_function_names
 from pytest_llenergy.report.columns import (
     COLUMNS,
@@ -26,6 +26,9 @@ from pytest_llenergy.report.columns import (
 
 #: The column of number types.
 TYPES = "types"
+
+#: Columns of runs that record the energy of each request.
+REQUESTS = ("energy_per_request_p50_j", "energy_per_request_p90_j")
 
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
@@ -65,6 +68,8 @@ class Layout:
         columns += [COLUMNS["device"]] * _devices_differ(records)
         columns += [column_of(name, absolute=absolute) for name in custom_metrics_of(records)]
         columns += [types] if types else []
+        if any(each.request_energies and each.request_energies.energy_j for each in _rounds(records)):
+            columns += [column_of(name, absolute=absolute) for name in REQUESTS]
         return [column for column in columns if any(column.cell(record) != "-" for record in records)]
 
     def missing_metrics(self, records: Sequence[Record], prefix: str = "--energy-") -> list[str]:
@@ -166,6 +171,10 @@ def _devices_differ(records: Sequence[Record]) -> bool:
     """Whether tests ran on different devices. The number of ranks is shown elsewhere."""
     devices = {device_names(record) if record.boards else "cpu" for record in records if record.devices}
     return len(devices) > 1
+
+
+def _rounds(records: Sequence[Record]) -> Iterator[Round]:
+    return (round_ for record in records for round_ in record.rounds)
 
 
 def _types_that_differ(records: Sequence[Record]) -> Column | None:

@@ -107,7 +107,6 @@ def test_a_spent_budget_shortens_the_announced_number_of_rounds() -> None:
 
 
 LEVEL = [round_of(joules) for joules in (10.0, 10.1, 9.9, 10.0)]
-SCATTERED = [round_of(joules) for joules in (10.0, 12.0, 8.0, 10.0)]
 
 
 @pytest.mark.parametrize(
@@ -117,25 +116,18 @@ SCATTERED = [round_of(joules) for joules in (10.0, 12.0, 8.0, 10.0)]
         ([], 0.0, 6 * 2.5),
         # Only the minimum number of rounds remains, each as long as the previous ones.
         (LEVEL, 8.0, 2 * 2.0),
-        # Their mean is known to 8%; 2% would need sixteen times as many rounds, more than the budget allows.
-        (SCATTERED, 8.0, 12.0),
+        # From then on, all of the budget.
+        (LEVEL * 2, 8.0, 12.0),
         # The last round takes a full round even if the budget is almost used up.
-        (SCATTERED * 2, 19.9, 19.9 / 8),
+        (LEVEL * 2, 19.9, 19.9 / 8),
     ],
 )
-def test_further_rounds_are_predicted_from_the_scatter(
+def test_the_remaining_time_is_that_of_the_least_rounds_then_of_the_budget(
     rounds: list[object], spent_s: float, left_s: float
 ) -> None:
     outlook = Forecast(least=6, target=0.02, budget_s=20.0, round_s=2.5)
     step = outlook.next_round(rounds, spent_s)  # type: ignore[arg-type]
     assert step.left_s == pytest.approx(left_s)
-
-
-@pytest.mark.parametrize(("target", "left_s"), [(0.3, 2.0), (0.06, 2.0 * (80 - 4))])
-def test_the_first_added_round_widens_the_uncertainty(target: float, left_s: float) -> None:
-    """The scatter of 15 % counts as 27 % if rounds are added; 6 % needs 20 times as many of them."""
-    outlook = Forecast(least=4, target=target, budget_s=200.0, round_s=2.5, planned=4)
-    assert outlook.next_round(SCATTERED, 8.0).left_s == pytest.approx(left_s)
 
 
 def test_without_a_warm_up_the_first_round_has_no_remaining_time() -> None:

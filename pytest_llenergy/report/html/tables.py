@@ -12,6 +12,7 @@ from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Coordinates, Record, Round
 from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.served_metrics import ATTRIBUTED
 from pytest_llenergy.record.text import one_line, short_test_name, shorten
 from pytest_llenergy.report.columns import column_of, format_window_energy, number_types, scales_differ
 from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of, sum_by_host
@@ -141,9 +142,15 @@ def metrics(sides: Mapping[str, Record]) -> list[Table]:
     names = dict.fromkeys(name for record in sides.values() for name in record.metrics)
     known = [name for name in names if any(each.value_of(name) is not None for each in sides.values())]
     rows = [
-        [name, *(_metric(each, name) for each in sides.values())] for name in dict.fromkeys([*known, *names])
+        [_metric_name(sides, name), *(_metric(each, name) for each in sides.values())]
+        for name in dict.fromkeys([*known, *names])
     ]
     return table("Metrics", ("metric", *sides), rows)
+
+
+def _metric_name(sides: Mapping[str, Record], name: str) -> str:
+    sources = [each.metrics[name].source for each in sides.values() if name in each.metrics]
+    return f"{name} (attributed)" if ATTRIBUTED in sources else name
 
 
 def _metric(record: Record, name: str) -> str | Cell:
