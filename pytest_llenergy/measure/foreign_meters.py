@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from statistics import median_low
+from typing import NamedTuple
 
 from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import Condition
@@ -60,6 +61,14 @@ class QuietGap:
     cpu: CpuUse
 
 
+class _Opened(NamedTuple):
+    """The open meters, their reader, and the processes of the test."""
+
+    selection: Selection
+    sampler: Sampler
+    tree: ProcessTree
+
+
 class ForeignMeters:
     """The meters of consecutive benchmarks on the same devices.
 
@@ -76,10 +85,9 @@ class ForeignMeters:
         self._least_gap_s = least_gap_s
         self._reading = ExitStack()
         self._watch = self._reading.enter_context(closing(BoardWatch(lease.uuids)))
-        self._selection: Selection | None = None
-        self._sampler: Sampler | None = None
-        self._processes: ProcessTree | None = None
+        self._opened: _Opened | None = None
         self._rests = False
+        self._due_ns = 0
         self._quiet: QuietGap | None = None
         self._work: ExitStack | None = None
         self._whole: MeasuredRound | None = None
@@ -93,24 +101,22 @@ class ForeignMeters:
         Raises:
             MeterError: A meter cannot be opened.
         """
-        if self._selection is None:
+        if self._opened is None:
             self._open(open_meters())
         self._load = load_average()
         if not self._rests and self._needs_gap():
             # The gap must not contain work that is still queued on a GPU.
             synchronize_gpus()
-            self._quiet = self._take_gap(read_cpu(self._tree))
+            self._quiet = self._take_gap(read_cpu(self._open_meters.tree))
 
     def _open(self, selection: Selection) -> None:
-        self._selection = selection
-        processes = closing(ProcessTree({os.getpid(), *selection.processes}))
-        self._processes = self._reading.enter_context(processes)
-        domains = [domain for meter in selection.meters for domain in meter.domains]
-        self._rests = all(domain.rests for domain in domains)
+        tree = self._reading.enter_context(closing(ProcessTree({os.getpid(), *selection.processes})))
+        self._rests = all(domain.rests for meter in selection.meters for domain in meter.domains)
         # What rests is read between rounds only: a thread would come between the calibration and the rounds.
-        self._sampler = self._reading.enter_context(Sampler(selection.meters, threaded=not self._rests))
+        sampler = self._reading.enter_context(Sampler(selection.meters, threaded=not self._rests))
+        self._opened = _Opened(selection, sampler, tree)
         if not self._rests:
-            self._sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
+            sampler.await_ticks(0, FIRST_TICK_TIMEOUT_S)
 
     def _needs_gap(self) -> bool:
         return self._quiet is None or real_time.monotonic_ns() - self._quiet.end_ns > QUIET_FOR_S * 1e9
@@ -119,18 +125,23 @@ class ForeignMeters:
         """Read the meters before the first round."""
         sampler = self._reader
         self._least_s = min_stretch_s(sampler.series)
-        self._between = _BetweenRounds(sampler, self._least_s)
+        self._due_ns = 0
         self._before = self._watch.read()
         self._work = ExitStack()
         self._work.enter_context(sampler.at_work())
         self._during = self._work.enter_context(self._watch.collect())
-        self._cpu_before = read_cpu(self._tree)
+        self._cpu_before = read_cpu(self._open_meters.tree)
         sampler.read_now()
         self._begin_ns = real_time.monotonic_ns()
 
     def between(self) -> None:
-        """Read the meters between two rounds."""
-        self._between()
+        """Read counters that are always fresh between two rounds, and note an edge for the others."""
+        sampler = self._reader
+        sampler.read_now()
+        now_ns = real_time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + round(self._least_s * 1e9)
+            sampler.note_edge()
 
     def end(self) -> None:
         """Read the meters after the last round and take the quiet gap; the second call does nothing."""
@@ -141,7 +152,7 @@ class ForeignMeters:
         sampler, quiet = self._reader, self._quiet
         sampler.read_now()
         self._end_work()
-        cpu = read_cpu(self._tree)
+        cpu = read_cpu(self._open_meters.tree)
         after = self._watch.read()
         # What rests has no idle power, and was just read.
         gap = self._quiet = None if self._rests else self._take_gap(cpu)
@@ -179,9 +190,9 @@ class ForeignMeters:
             criterion: How the tool chose rounds and iterations, for the record.
             target: Relative standard uncertainty for the record; nothing is repeated to reach it.
         """
-        whole, reasons, least_s = self._whole, self._opened.reasons, self._least_s
-        if whole is None:
-            raise RuntimeError("account() comes after begin() and end()")
+        whole, least_s = self._whole, self._least_s
+        assert whole is not None, "account() comes after begin() and end()"
+        reasons = self._open_meters.selection.reasons
         trace = self._reader.series
         stretches = split_into_stretches(reported, least_s)
         marks = marks_of(stretches)
@@ -227,10 +238,10 @@ class ForeignMeters:
 
     def _forget(self) -> None:
         self._whole = None
-        if self._sampler is not None:
+        if self._opened is not None:
             # Ticks are objects that the garbage collector of the next benchmark would visit.
             kept_ns = real_time.monotonic_ns() if self._quiet is None else self._quiet.start_ns
-            self._sampler.forget_before(kept_ns - KEPT_NS)
+            self._reader.forget_before(kept_ns - KEPT_NS)
 
     def _end_work(self) -> None:
         if self._work is not None:
@@ -245,38 +256,13 @@ class ForeignMeters:
             real_time.sleep(required_gap_s(domains, self._least_gap_s))
         sampler.read_now()
         end_ns = real_time.monotonic_ns()
-        return QuietGap(start_ns, end_ns, cpu.until(read_cpu(self._tree)))
+        return QuietGap(start_ns, end_ns, cpu.until(read_cpu(self._open_meters.tree)))
+
+    @property
+    def _open_meters(self) -> _Opened:
+        assert self._opened is not None, "prepare() comes first"
+        return self._opened
 
     @property
     def _reader(self) -> Sampler:
-        if self._sampler is None:
-            raise RuntimeError("nothing is read: begin() comes before end()")
-        return self._sampler
-
-    @property
-    def _opened(self) -> Selection:
-        if self._selection is None:
-            raise RuntimeError("no meter is open: prepare() comes first")
-        return self._selection
-
-    @property
-    def _tree(self) -> ProcessTree:
-        if self._processes is None:
-            raise RuntimeError("no meter is open: prepare() comes first")
-        return self._processes
-
-
-class _BetweenRounds:
-    """Called between rounds: reads counters that are always fresh, and notes an edge for the others."""
-
-    def __init__(self, sampler: Sampler, every_s: float) -> None:
-        self._sampler = sampler
-        self._every_ns = round(every_s * 1e9)
-        self._due_ns = 0
-
-    def __call__(self) -> None:
-        self._sampler.read_now()
-        now_ns = real_time.monotonic_ns()
-        if now_ns >= self._due_ns:
-            self._due_ns = now_ns + self._every_ns
-            self._sampler.note_edge()
+        return self._open_meters.sampler

@@ -29,8 +29,8 @@ from pytest_llenergy.energy.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
-from pytest_llenergy.measure.quality import stretch_flags
+from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings, trace_flags
+from pytest_llenergy.measure.quality import energy_flags, use_flags
 from pytest_llenergy.measure.rounds import (
     MeasuredRound,
 )
@@ -39,7 +39,6 @@ from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import DomainEnergy, Flag, Metric, Round
 from pytest_llenergy.record.round_metric import is_valid
 from pytest_llenergy.record.round_statistics import weighted_median
-from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
 
 #: Shortest stretch: in ticks of the slowest counter, in greatest ages of its readings, and in seconds. The
 #: last stretch needs the share ``ENOUGH`` of that, since stretches end at the end of a round.
@@ -212,7 +211,10 @@ def account_stretch(
         other_cpu_s=whole.other_cpu_s * _part(stretch, whole),
         stolen_cpu_s=whole.stolen_cpu_s * _part(stretch, whole),
         flags=[
-            *stretch_flags(_measured(stretch, whole), whole, trace, total),
+            *energy_flags(total),
+            *trace_flags(trace, stretch.start_ns, stretch.end_ns),
+            # Use by others is known only for the whole work.
+            *use_flags(whole),
             *attribution_flags(splits),
         ],
         reason=total.reason,
@@ -352,12 +354,6 @@ def _require_distinct(total: WindowEnergy, between_u_j: float) -> WindowEnergy:
 
 def _part(stretch: Stretch, whole: MeasuredRound) -> float:
     return (stretch.end_ns - stretch.start_ns) / max(1, whole.timeline.end_ns - whole.timeline.start_ns)
-
-
-def _measured(stretch: Stretch, whole: MeasuredRound) -> MeasuredRound:
-    iteration = Iteration(start_ns=stretch.start_ns, end_ns=stretch.end_ns, repeats=stretch.iterations)
-    rank = RankTimeline(rank=0, iterations=(iteration,), cpu_time_s=0.0)
-    return replace(whole, timeline=Timeline(ranks=(rank,)))
 
 
 def foreign_metrics(

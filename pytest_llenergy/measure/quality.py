@@ -63,26 +63,13 @@ def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
         trace: One series for each domain.
     """
     timeline = measured.timeline
-    flags = trace_flags(trace, timeline.start_ns, timeline.end_ns)
-    flags += _cpu_flags(measured, timeline.duration_s)
-    return flags + _board_flags(measured, timeline.duration_s)
+    return [*trace_flags(trace, timeline.start_ns, timeline.end_ns), *use_flags(measured)]
 
 
-def stretch_flags(
-    stretch: MeasuredRound, whole: MeasuredRound, trace: Trace, total: WindowEnergy
-) -> list[Flag]:
-    """Return the flags of a part of uninterrupted work. Use by others is known only for the ``whole``.
-
-    Args:
-        stretch: The part.
-        whole: All of the work.
-        trace: One series for each domain.
-        total: WindowEnergy of the part.
-    """
-    flags = energy_flags(total)
-    flags += trace_flags(trace, stretch.timeline.start_ns, stretch.timeline.end_ns)
-    flags += _cpu_flags(whole, whole.timeline.duration_s)
-    return flags + _board_flags(whole, whole.timeline.duration_s)
+def use_flags(measured: MeasuredRound) -> list[Flag]:
+    """Return the flags of a round that others raise who use the CPU or the boards, and of its boards."""
+    duration_s = measured.timeline.duration_s
+    return _cpu_flags(measured, duration_s) + _board_flags(measured, duration_s)
 
 
 def add_comparison_flags(rounds: Sequence[Round], clocks: Sequence[Mapping[str, float]]) -> list[Round]:

@@ -76,7 +76,9 @@ def test_one_gap_per_benchmark_lies_between_its_rounds_and_its_last_call(
         assert max(b - a for a, b in pairwise(calls[:-1])) < GAP_S
     assert found["test_second"]["begin"] - found["test_first"]["end"] < GAP_S
     for record in by_name(read_report()).values():
-        assert record["rounds"][0]["idle_power_w"] == pytest.approx(WATTS, rel=0.05)
+        # Ticks that a busy machine reads late make it uncertain.
+        idle_w, u_w = (record["rounds"][0][f"idle_power_{name}w"] for name in ("", "u_"))
+        assert idle_w == pytest.approx(WATTS, abs=0.05 * WATTS + 3 * u_w)
         assert GAP_S <= record["times"]["gaps_s"] < 2 * GAP_S
 
 
