@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Change power limits and clocks of leased boards for one test, and put them back however the test ends.
 
-A guard process, which this module is the program of, makes the changes. It writes a note of each board into
-the lock directory before, and restores the boards when pytest closes its pipe or has ended. It holds copies
-of the lease, so that no other test gets a board before. If it is killed too, the note stays: ``llenergy
-doctor`` names it, and the next test that leases the board puts the change back.
+A process of its own, which this module is the program of, makes the changes. It notes each in the lock
+directory first, and puts back what the notes say when pytest closes its pipe or has ended. It holds copies of
+the lease, so that no other test gets a board before. If it is killed too, the notes stay: ``llenergy doctor``
+names them, and the next test that leases such a board puts the change back.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
 from pytest_llenergy.devices.locks import hash_name, is_held
 from pytest_llenergy.devices.nvml import BoardHandle, Session
-from pytest_llenergy.devices.probe import read_or_none
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.lifetime import module_command
@@ -87,17 +86,12 @@ def parse_settings(values: Mapping[str, object], parameters: Mapping[str, object
     return None if settings == GpuSettings() else settings
 
 
-@dataclass
-class AppliedSettings:
-    """Settings that the guard has applied, and keeps until it ends."""
+class AppliedSettings(msgspec.Struct, frozen=True):
+    """What was asked of each board and what the driver then reported; or why nothing was changed."""
 
-    boards: list[BoardSettings]
-    guard: subprocess.Popen[bytes]
-    ended: bool = False
-
-    def is_lost(self) -> bool:
-        """Return whether the guard ended before the test."""
-        return not self.ended and self.guard.poll() is not None
+    boards: list[BoardSettings] = []
+    refusal: str | None = None
+    error: str | None = None
 
 
 @contextmanager
@@ -109,13 +103,13 @@ def apply_settings(
     Args:
         settings: The settings.
         lease: The boards.
-        directory: Where the guard notes what was set before.
+        directory: Where the changes are noted.
         descriptors: Open files of the lease.
 
     Raises:
         SettingsRefusedError: The boards, the driver or the rights of this user do not allow it.
-        DeviceError: A value is outside of the range of a board, the driver does not answer, or the boards
-            could not be restored.
+        DeviceError: A board does not take a value, the driver does not answer, or the boards could not be
+            restored.
     """
     if not lease.uuids:
         raise SettingsRefusedError(
@@ -125,7 +119,7 @@ def apply_settings(
         raise SettingsRefusedError(f"{settings}: a MIG instance has no power limit or clock of its own")
     wanted = msgspec.json.encode(settings).decode()
     arguments = [wanted, str(os.getpid()), str(directory.path), str(directory.descriptor), *lease.uuids]
-    guard = subprocess.Popen(
+    keeper = subprocess.Popen(
         module_command(__name__, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -134,53 +128,42 @@ def apply_settings(
         # Ctrl-C at the terminal must reach only pytest.
         start_new_session=True,
     )
-    applied = None
     try:
-        answer = _read_answer(guard)
-        if answer.refusal is not None:
-            raise SettingsRefusedError(f"{settings}: {answer.refusal}")
-        if answer.error is not None:
-            raise DeviceError(f"{settings}: {answer.error}")
-        applied = AppliedSettings(answer.boards, guard)
+        applied = _read_answer(keeper)
+        if applied.refusal is not None:
+            raise SettingsRefusedError(f"{settings}: {applied.refusal}")
+        if applied.error is not None:
+            raise DeviceError(f"{settings}: {applied.error}")
         yield applied
     finally:
-        if applied is not None:
-            applied.ended = not applied.is_lost()
-        _end(guard, directory, lease.uuids)
+        _end(keeper, directory, lease.uuids)
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    boards: list[BoardSettings] = []
-    refusal: str | None = None
-    error: str | None = None
-
-
-def _read_answer(guard: subprocess.Popen[bytes]) -> _Answer:
-    assert guard.stdout is not None
-    if not select.select([guard.stdout], [], [], QUERY_TIMEOUT_S)[0]:
-        return _Answer(error=f"NVML: the driver has not answered for {QUERY_TIMEOUT_S:g} s; see nvidia-smi")
-    line = guard.stdout.readline()
+def _read_answer(keeper: subprocess.Popen[bytes]) -> AppliedSettings:
+    assert keeper.stdout is not None
+    if not select.select([keeper.stdout], [], [], QUERY_TIMEOUT_S)[0]:
+        return AppliedSettings(
+            error=f"NVML: the driver has not answered for {QUERY_TIMEOUT_S:g} s; see nvidia-smi"
+        )
+    line = keeper.stdout.readline()
     if not line:
-        return _Answer(error="the process that changes boards has ended; run the test again")
-    return msgspec.json.decode(line, type=_Answer)
+        return AppliedSettings(error="the process that changes boards has ended; run the test again")
+    return msgspec.json.decode(line, type=AppliedSettings)
 
 
-def _end(guard: subprocess.Popen[bytes], directory: LockDirectory, uuids: Sequence[str]) -> None:
-    """Let the guard restore the boards, or do so if it is gone."""
-    assert guard.stdin is not None
-    assert guard.stdout is not None
-    guard.stdin.close()
-    last = _read_answer(guard)
-    guard.stdout.close()
-    with suppress(subprocess.TimeoutExpired):
-        guard.wait(QUERY_TIMEOUT_S)
-    if guard.returncode is None:
+def _end(keeper: subprocess.Popen[bytes], directory: LockDirectory, uuids: Sequence[str]) -> None:
+    """Let the keeper restore the boards, or do so if it is gone."""
+    for pipe in (keeper.stdin, keeper.stdout):
+        assert pipe is not None
+        pipe.close()
+    try:
+        keeper.wait(QUERY_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
         raise DeviceError(
             f"{', '.join(uuids)}: the driver has not put back power limit and clocks for {QUERY_TIMEOUT_S:g} "
-            f"s; process {guard.pid} goes on trying, and keeps the boards leased; see nvidia-smi"
-        )
-    if last.error is not None:
-        restore_left_changes(directory, uuids)
+            f"s; process {keeper.pid} goes on trying, and keeps the boards leased; see nvidia-smi"
+        ) from None
+    restore_left_changes(directory, uuids)
 
 
 # Notes of changes.
@@ -195,36 +178,39 @@ class Change(msgspec.Struct, frozen=True):
     set_mw: int | None = None
     locks_clocks: bool = False
 
+    def write(self, directory: LockDirectory) -> None:
+        """Write the note, in one step."""
+        where, new = directory.descriptor, f"{FILE_PREFIX}new-{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(new, flags, 0o644, dir_fd=where), "wb") as note:
+            note.write(msgspec.json.encode(self))
+        os.rename(new, note_name(self.uuid), src_dir_fd=where, dst_dir_fd=where)
+
     def restore(self, session: Session, board: BoardHandle) -> None:
         """Put the change back. A power limit that somebody else has set since stays.
 
         Raises:
             NVMLError: The driver refuses.
         """
-        nvml = session.module
-        try:
-            if self.set_mw is not None and self.is_limit(
-                nvml.nvmlDeviceGetPowerManagementLimit(board.handle)
-            ):
-                nvml.nvmlDeviceSetPowerManagementLimit(board.handle, self.before_mw)
-        finally:
-            if self.locks_clocks:
-                nvml.nvmlDeviceResetGpuLockedClocks(board.handle)
+        nvml, handle = session.module, board.handle
+        if self.locks_clocks:
+            nvml.nvmlDeviceResetGpuLockedClocks(handle)
+        if self.set_mw != self.before_mw and nvml.nvmlDeviceGetPowerManagementLimit(handle) == self.set_mw:
+            nvml.nvmlDeviceSetPowerManagementLimit(handle, self.before_mw)
 
-    def is_limit(self, limit_mw: int) -> bool:
-        """Return whether a limit is the one that was set, and was not there before."""
-        return limit_mw == self.set_mw != self.before_mw
-
-    def by_hand(self, path: Path) -> str:
-        """Return the commands that put the change back."""
-        parts = [] if self.before_mw is None else [f"-pl {self.before_mw / 1000:g}"]
-        parts += ["-rgc"] if self.locks_clocks else []
-        commands = (f"nvidia-smi -i {self.uuid} {part}" for part in parts)
-        return f"{'; '.join(commands)}; rm {path}"
+    def __str__(self) -> str:
+        """Return what is left on the board, and the commands that put it back."""
+        limit, clocks = self.set_mw is not None, self.locks_clocks
+        parts = [f"a power limit of {(self.set_mw or 0) / 1000:g} W"] * limit
+        parts += ["locked graphics clocks"] * clocks
+        commands = [f"-pl {(self.before_mw or 0) / 1000:g}"] * limit + ["-rgc"] * clocks
+        by_hand = "; ".join(f"nvidia-smi -i {self.uuid} {command}" for command in commands)
+        left = f"{self.uuid}: a killed run left {' and '.join(parts)} on it"
+        return f"{left}; as root, run a test that leases it, or: {by_hand}"
 
 
 def restore_left_changes(directory: LockDirectory, uuids: Sequence[str]) -> None:
-    """Put back what killed runs have left on boards, which this process must have leased.
+    """Put back what notes say of boards, which this process must have leased.
 
     Raises:
         DeviceError: A board cannot be changed.
@@ -237,37 +223,17 @@ def restore_left_changes(directory: LockDirectory, uuids: Sequence[str]) -> None
                 try:
                     change.restore(session, session.open_board(uuid))
                 except session.module.NVMLError as error:
-                    raise DeviceError(
-                        f"{uuid}: a killed run has left a power limit or clock on it, which cannot be put "
-                        f"back ({error}); as root, run pytest once, or: "
-                        f"{change.by_hand(directory.path / name)}"
-                    ) from None
+                    raise DeviceError(f"{change}; rm {directory.path / name} ({error})") from None
         with suppress(OSError):
             os.unlink(name, dir_fd=directory.descriptor)
 
 
-def describe_left_changes(directory: LockDirectory) -> Iterator[tuple[str, bool]]:
-    """Yield a line for each note of a killed run, and whether its change may still be in force."""
+def describe_left_changes(directory: LockDirectory) -> Iterator[str]:
+    """Yield a line for each note of a killed run."""
     for name in sorted(os.listdir(directory.descriptor)):  # noqa: PTH208 - by descriptor
         change = _read_note(directory, name) if name.startswith(NOTE_PREFIX) else None
-        if change is None or is_held(directory, change.uuid):
-            # Of a run that goes on.
-            continue
-        path, limit_mw = directory.path / name, _read_limit_mw(change)
-        if limit_mw is not None and not change.is_limit(limit_mw):
-            # Somebody has set another since.
-            change = msgspec.structs.replace(change, before_mw=None, set_mw=None)
-        parts = [f"a power limit of {change.set_mw / 1000:g} W"] if change.set_mw is not None else []
-        parts += ["locked graphics clocks"] if change.locks_clocks else []
-        if parts:
-            found = f"{'may have' if limit_mw is None else 'has'} left {' and '.join(parts)} on it"
-            advice = f"as root, run a test that leases it, or: {change.by_hand(path)}"
-            yield f"{change.uuid}: a killed run {found}; {advice}", True
-        else:
-            yield (
-                f"{change.uuid}: a killed run left a note of a limit that it no longer has; rm {path}",
-                False,
-            )
+        if change is not None and not is_held(directory, change.uuid):
+            yield f"{change}; rm {directory.path / name}"
 
 
 def note_name(uuid: str) -> str:
@@ -276,7 +242,7 @@ def note_name(uuid: str) -> str:
 
 
 def _read_note(directory: LockDirectory, name: str) -> Change | None:
-    """Return the change of a note; None if there is none, or it was never made, or a reboot has ended it."""
+    """Return the change of a note; None if there is none, or a reboot has ended it."""
     try:
         descriptor = os.open(name, READ_FLAGS | os.O_NONBLOCK, dir_fd=directory.descriptor)
     except OSError:
@@ -288,134 +254,82 @@ def _read_note(directory: LockDirectory, name: str) -> Change | None:
             return None
         change = msgspec.json.decode(os.read(descriptor, MAX_NOTE_BYTES), type=Change)
     except msgspec.DecodeError:
-        # Its writer was killed before it had changed anything.
         return None
     finally:
         os.close(descriptor)
-    boot_id = read_boot_id()
-    return None if change.boot_id and boot_id and change.boot_id != boot_id else change
+    return change if change.boot_id == read_boot_id() else None
 
 
-def _read_limit_mw(change: Change) -> int | None:
-    if change.set_mw is not None:
-        with suppress(DeviceError), closing(Session()) as session:
-            handle = session.open_board(change.uuid).handle
-            read = session.module.nvmlDeviceGetPowerManagementLimit
-            return read_or_none(session.module, lambda: int(read(handle)))
-    return None
+# The process that keeps the settings.
 
 
-# The guard process.
-
-
-class _Guard:
-    def __init__(self, directory: LockDirectory, settings: GpuSettings) -> None:
-        self._directory, self._settings, self._session = directory, settings, Session()
-        self._made: list[tuple[BoardHandle, Change]] = []
-
-    def apply(self, uuids: Sequence[str]) -> _Answer:
-        nvml = self._session.module
+def _apply(settings: GpuSettings, uuids: Sequence[str], directory: LockDirectory) -> AppliedSettings:
+    """Change boards, each after a note. What the driver refuses is not in the notes."""
+    with closing(Session()) as session:
+        nvml = session.module
         try:
-            boards = [self._session.open_board(uuid) for uuid in uuids]
-            # All are checked before one is changed.
-            for board in boards:
-                self._check_range(board)
-            return _Answer([self._apply_to(board) for board in boards])
+            boards = [session.open_board(uuid) for uuid in uuids]
+            return AppliedSettings([_apply_to(session, board, settings, directory) for board in boards])
         except nvml.NVMLError_NoPermission:
-            return _Answer(refusal="only root may change boards; run pytest as root, or leave out this mark")
+            return AppliedSettings(
+                refusal="only root may change boards; run pytest as root, or leave out this mark"
+            )
         except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-            return _Answer(refusal=f"{boards[0].name} or its driver does not support it")
-        except (nvml.NVMLError, DeviceError, OSError) as error:
-            return _Answer(error=str(error))
+            return AppliedSettings(refusal=f"{boards[0].name} or its driver does not support it")
 
-    def restore(self) -> _Answer:
-        error = None
-        for board, change in self._made:
-            try:
-                change.restore(self._session, board)
-                os.unlink(note_name(board.uuid), dir_fd=self._directory.descriptor)
-            except (self._session.module.NVMLError, OSError) as problem:
-                error = f"{board.uuid}: {problem}"
-        return _Answer(error=error)
 
-    def _check_range(self, board: BoardHandle) -> None:
-        nvml, settings = self._session.module, self._settings
-        if settings.power_limit_w is not None:
-            lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(board.handle)
-            if not lowest <= round(settings.power_limit_w * 1000) <= highest:
-                raise DeviceError(
-                    f"{board.name} takes a power limit from {lowest / 1000:g} to {highest / 1000:g} W"
-                )
-        if settings.graphics_clock_mhz is not None:
-            highest = nvml.nvmlDeviceGetMaxClockInfo(board.handle, nvml.NVML_CLOCK_GRAPHICS)
-            if settings.graphics_clock_mhz[1] > highest:
-                raise DeviceError(f"{board.name} takes a graphics clock up to {highest} MHz")
-
-    def _apply_to(self, board: BoardHandle) -> BoardSettings:
-        """Note the changes of a board, then make them. Returns them with what the driver then reports."""
-        nvml, settings, handle = self._session.module, self._settings, board.handle
-        watts, clocks = settings.power_limit_w, settings.graphics_clock_mhz
-        limit_mw = None if watts is None else round(watts * 1000)
-        before_mw = None if watts is None else nvml.nvmlDeviceGetPowerManagementLimit(handle)
-        change = Change(board.uuid, read_boot_id(), before_mw, limit_mw, locks_clocks=clocks is not None)
-        self._write_note(change)
-        # What is refused need not be put back.
-        self._made.append((board, Change(board.uuid, "")))
-        found_w = found_mhz = None
-        if limit_mw is not None:
-            nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
-            self._made[-1] = board, Change(board.uuid, "", before_mw, limit_mw)
-            found_w = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
-        if clocks is not None:
-            nvml.nvmlDeviceSetGpuLockedClocks(handle, *clocks)
-            self._made[-1] = board, change
-            found_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_GRAPHICS)
-        return BoardSettings(
-            uuid=board.uuid,
-            power_limit_w=watts,
-            graphics_clock_mhz=None if clocks is None else list(clocks),
-            power_limit_found_w=found_w,
-            graphics_clock_found_mhz=found_mhz,
-        )
-
-    def _write_note(self, change: Change) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        note = os.open(note_name(change.uuid), flags, 0o644, dir_fd=self._directory.descriptor)
+def _apply_to(
+    session: Session, board: BoardHandle, settings: GpuSettings, directory: LockDirectory
+) -> BoardSettings:
+    nvml, handle = session.module, board.handle
+    watts, clocks = settings.power_limit_w, settings.graphics_clock_mhz
+    change, found_w, found_mhz = Change(board.uuid, read_boot_id()), None, None
+    if watts is not None:
+        lowest, highest = nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
+        limit_mw = round(watts * 1000)
+        if not lowest <= limit_mw <= highest:
+            raise DeviceError(
+                f"{board.name} takes a power limit from {lowest / 1000:g} to {highest / 1000:g} W"
+            )
+        before_mw = nvml.nvmlDeviceGetPowerManagementLimit(handle)
+        change = replace(change, before_mw=before_mw, set_mw=limit_mw)
+        change.write(directory)
+        nvml.nvmlDeviceSetPowerManagementLimit(handle, limit_mw)
+        found_w = nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000
+    if clocks is not None:
+        replace(change, locks_clocks=True).write(directory)
         try:
-            os.write(note, msgspec.json.encode(change))
-        finally:
-            os.close(note)
+            nvml.nvmlDeviceSetGpuLockedClocks(handle, *clocks)
+        except nvml.NVMLError:
+            change.write(directory)
+            raise
+        found_mhz = nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_GRAPHICS)
+    return BoardSettings(
+        uuid=board.uuid,
+        power_limit_w=watts,
+        graphics_clock_mhz=None if clocks is None else list(clocks),
+        power_limit_found_w=found_w,
+        graphics_clock_found_mhz=found_mhz,
+    )
 
 
 def _main(settings: str, parent: str, path: str, descriptor: str, *uuids: str) -> None:
     # It ends with pytest, whatever the signals.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    directory = LockDirectory(Path(path), int(descriptor))
     try:
-        directory = LockDirectory(Path(path), int(descriptor))
-        guard = _Guard(directory, msgspec.json.decode(settings, type=GpuSettings))
-    except DeviceError as error:
-        _send(_Answer(error=str(error)))
-        return
-    answer = guard.apply(uuids)
-    _send(answer)
-    if answer.refusal is None and answer.error is None:
-        _wait_for_end(int(parent))
-    _send(guard.restore())
-
-
-def _send(answer: _Answer) -> None:
-    # pytest may be gone.
-    with suppress(OSError):
-        os.write(1, msgspec.json.encode(answer) + b"\n")
-
-
-def _wait_for_end(parent: int) -> None:
-    """Wait until pytest closes the pipe or ends. A fork of it may keep the other end of the pipe open."""
+        answer = _apply(msgspec.json.decode(settings, type=GpuSettings), uuids, directory)
+    except Exception as error:  # of any driver
+        answer = AppliedSettings(error=str(error))
+    # A fork of pytest may keep the other end of the pipe open.
     sources: list[Any] = [0]
     with suppress(OSError, AttributeError):
-        sources.append(os.pidfd_open(parent))
+        sources.append(os.pidfd_open(int(parent)))
+    with suppress(OSError):
+        os.write(1, msgspec.json.encode(answer) + b"\n")
     select.select(sources, [], [])
+    restore_left_changes(directory, uuids)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import msgspec
 
 from pytest_llenergy.devices.allocation import ShortageError, select_devices
 from pytest_llenergy.devices.board_settings import (
-    AppliedSettings,
     GpuSettings,
     SettingsRefusedError,
     apply_settings,
@@ -87,7 +86,6 @@ class RankService:
         self._meetings: dict[str, socket.socket] = {}
         self._holding: Held | None = None
         self._lease_held = Lease(devices=())
-        self._settings: AppliedSettings | None = None
         self._end_settings = ExitStack()
         self._search_path = list(sys.path)
 
@@ -98,7 +96,6 @@ class RankService:
             "await_free": lambda **arguments: msgspec.to_builtins(self._await_free(**arguments)),
             "release": self._release,
             "change_boards": self._change_boards,
-            "keeps_boards": lambda: self._settings is not None and not self._settings.is_lost(),
             "restore_boards": self._restore_boards,
             "prepare": self._prepare,
             "meet_here": lambda **arguments: list(self._local.meet_here(**arguments)),
@@ -183,15 +180,14 @@ class RankService:
             end.callback(directory.close)
             try:
                 applying = apply_settings(wanted, self._lease_held, directory, descriptors)
-                self._settings = end.enter_context(applying)
+                applied = end.enter_context(applying)
             except SettingsRefusedError as error:
                 return msgspec.to_builtins(SettingsAnswer(refusal=str(error)))
             self._end_settings = end.pop_all()
-        return msgspec.to_builtins(SettingsAnswer(self._settings.boards))
+        return msgspec.to_builtins(SettingsAnswer(applied.boards))
 
     def _restore_boards(self) -> None:
         """Put the settings back, if any were changed."""
-        self._settings = None
         end, self._end_settings = self._end_settings, ExitStack()
         end.close()
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
 import msgspec
 
-from pytest_llenergy.devices.board_settings import GpuSettings, SettingsRefusedError
+from pytest_llenergy.devices.board_settings import AppliedSettings, GpuSettings, SettingsRefusedError
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
-from pytest_llenergy.errors import DeviceError, LLEnergyError, WorkerError
+from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.hosts.client import AgentClient
 from pytest_llenergy.hosts.rank_service import SettingsAnswer
 from pytest_llenergy.record.record import BoardSettings
@@ -24,27 +23,8 @@ from pytest_llenergy.record.record import BoardSettings
 ANSWER_TIMEOUT_S = 4 * QUERY_TIMEOUT_S
 
 
-@dataclass
-class AppliedOnHosts:
-    """Settings that the agents of a gang keep until the test ends."""
-
-    boards: list[BoardSettings]
-    clients: Sequence[AgentClient]
-    ended: bool = False
-
-    def is_lost(self) -> bool:
-        """Return whether the guard of a host ended before the test. A lost host fails the test itself."""
-        return not self.ended and any(map(_has_lost_guard, self.clients))
-
-
-def _has_lost_guard(client: AgentClient) -> bool:
-    with suppress(LLEnergyError):
-        return not client.call("ranks.keeps_boards", QUERY_TIMEOUT_S)
-    return False
-
-
 @contextmanager
-def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Iterator[AppliedOnHosts]:
+def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Iterator[AppliedSettings]:
     """Apply settings to the boards that are leased on these hosts until the block ends.
 
     Raises:
@@ -52,7 +32,7 @@ def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Ite
         DeviceError: A value is outside of the range of a board, or the boards could not be restored.
         WorkerError: A host is lost.
     """
-    applied = AppliedOnHosts([], clients)
+    boards: list[BoardSettings] = []
     try:
         wanted = msgspec.to_builtins(settings)
         pending = [client.begin("ranks.change_boards", settings=wanted) for client in clients]
@@ -60,10 +40,9 @@ def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Ite
         for client, answer in zip(clients, answers, strict=True):
             if answer.refusal is not None:
                 raise SettingsRefusedError(f"{client.name}: {answer.refusal}")
-            applied.boards += answer.boards
-        yield applied
+            boards += answer.boards
+        yield AppliedSettings(boards)
     finally:
-        applied.ended = not applied.is_lost()
         _restore(clients)
 
 

@@ -29,7 +29,6 @@ from pytest_llenergy.record.scoring import ACCURACY, accuracy_metrics
 
 if TYPE_CHECKING:
     from pytest_llenergy.hosts.gangs import GangLease
-    from pytest_llenergy.hosts.remote_settings import AppliedOnHosts
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
 
@@ -37,12 +36,6 @@ LEASE_LOST = Flag(
     name="lease-lost",
     severity="warning",
     detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
-)
-
-SETTINGS_LOST = Flag(
-    name="lease-lost",
-    severity="invalid",
-    detail="the process that keeps the power limit and clocks of the test's GPUs ended while the test ran",
 )
 
 
@@ -67,7 +60,7 @@ class Draft:
     lease_intact: Callable[[], bool] = bool
     #: The mark ``gpu_settings`` at the time of the lease.
     wanted_settings: Mapping[str, Any] | None = None
-    settings: AppliedSettings | AppliedOnHosts | None = None
+    settings: AppliedSettings | None = None
     device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
@@ -120,16 +113,8 @@ class Draft:
         self.parallel = self.backend = self.launch = self.start_method = self.start_s = None
         self.ranks = ()
 
-    def keeps_settings(self) -> bool:
-        """Return whether the boards have kept their settings. If not, the record has a flag."""
-        if SETTINGS_LOST not in self.flags and self.settings is not None and self.settings.is_lost():
-            self.flags.append(SETTINGS_LOST)
-        return SETTINGS_LOST not in self.flags
-
     def status_if_passed(self) -> tuple[Status, str | None]:
         """Return the status of a test whose body has passed, and the reason unless it was measured."""
-        if not self.keeps_settings():
-            return "invalid", SETTINGS_LOST.detail
         if self.experiment is not None:
             energy = self.experiment.metrics["energy_j"]
             return ("measured", None) if energy.value is not None else ("invalid", energy.reason)

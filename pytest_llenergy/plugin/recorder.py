@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.plugin.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, SETTINGS_LOST, Draft, draft_of
+from pytest_llenergy.plugin.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, Draft, draft_of
 from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.plan import record_params, source_digest
 from pytest_llenergy.plugin.settings import settings_of
@@ -86,7 +86,6 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     windows = [window.record for window in draft.windows if window.ended]
     if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
         draft.flags.append(LEASE_LOST)
-    kept = draft.keeps_settings()
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
@@ -121,8 +120,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         outputs=list(draft.outputs),
         load_curve=draft.load_curve,
         comparisons=list(draft.comparisons),
-        # The values of a test without its settings are no measurement, whatever its gate found.
-        failed_gate=draft.failed_gate and kept,
+        failed_gate=draft.failed_gate,
         flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
     )
 
@@ -199,8 +197,6 @@ def check_gates(item: pytest.Item, gate: Gate | None) -> None:
 def _check_budget(draft: Draft, gate: Gate | None) -> list[str]:
     if gate is None or gate.budget is None:
         return []
-    if not draft.keeps_settings():
-        return [f"energy_gate: {SETTINGS_LOST.detail}, so its budget cannot be checked"]
     metrics = draft.experiment.metrics if draft.experiment is not None else {}
     meters = draft.experiment.meters if draft.experiment is not None else []
     over = gate.budget.check(metrics, estimated=any(meter.kind == "estimated" for meter in meters))

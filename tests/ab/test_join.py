@@ -10,13 +10,15 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
-from pytest_llenergy.plugin.draft import SETTINGS_LOST
 from pytest_llenergy.record.record import Flag, Metric, Record
 from pytest_llenergy.record.report import Report, SideName
 from pytest_llenergy.record.round_metric import is_valid
 
 from ..compare.runs import LEVEL, SPOILED, TEST, record_of, report_of, round_of
 from ..record.reports import HOST, REPORT
+
+#: A flag of a whole record.
+LOST = Flag(name="settings", severity="invalid", detail="the boards had other settings")
 
 
 def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
@@ -65,11 +67,11 @@ def test_session_without_joules_loses_only_its_round() -> None:
 
 def test_session_whose_boards_lost_their_settings_does_not_count() -> None:
     """Its rounds have no flag, but may have run at another power limit."""
-    lost = one(20.0, status="invalid", reason=SETTINGS_LOST.detail, flags=[SETTINGS_LOST])
+    lost = one(20.0, status="invalid", reason=LOST.detail, flags=[LOST])
     side = sessions_of(one(10.0), lost)
     assert side.undecidable == {TEST}
     record = join(side)
-    assert (record.status, record.reason) == ("invalid", f"session 2: {SETTINGS_LOST.detail}")
+    assert (record.status, record.reason) == ("invalid", f"session 2: {LOST.detail}")
     assert (record.metrics, record.custom, len(record.rounds)) == ({}, {}, 2)
     # Flags of single rounds exclude only these rounds.
     busy = one(None, status="invalid", rounds=[round_of(20.0, flags=[SPOILED])], flags=[SPOILED])

@@ -92,17 +92,3 @@ def test_a_driver_that_hangs_does_not_keep_a_guard_forever(two_hosts: TwoHosts, 
             assert await_none(mark) == {}
         # For the next test that leases the boards.
         assert len(left_files(host)) == 2
-
-
-def test_settings_are_lost_also_if_another_host_is(two_hosts: TwoHosts, tmp_path: Path) -> None:
-    with leased(two_hosts.hosts, tmp_path) as clients, apply_on_hosts(LIMIT_W, clients) as applied:
-        assert not applied.is_lost()
-        kill(clients[0])
-        while clients[0].lost is None:
-            time.sleep(0.01)
-        assert not applied.is_lost()
-        process = keeper(clients[1])
-        process.kill()
-        while process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        assert applied.is_lost()

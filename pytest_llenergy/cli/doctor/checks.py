@@ -227,8 +227,7 @@ def _check_leases() -> Iterator[Line]:
         holders = describe_leases(directory)
         yield Line("leases", f"{directory.path}: {len(holders) or 'none'}")
         yield from (Line("lease", holder) for holder in holders)
-        for text, in_force in describe_left_changes(directory):
-            yield Line("wrong" if in_force else "note", text)
+        yield from (Line("wrong", text) for text in describe_left_changes(directory))
 
 
 def _check_meters(trial: str = "") -> Iterator[Line]:
