@@ -117,33 +117,38 @@ class ConditionReader:
 
 
 def list_processes(nvml: Any, handle: Any) -> tuple[BoardProcess, ...] | None:
-    """Return all processes that compute or render on a board or instance, directly or through MPS.
+    """Return all processes that compute on a board or instance, directly or through MPS.
 
-    None if the driver does not report them.
+    Those that only draw, such as a desktop, are not among them. None if the driver does not report them.
     """
     try:
         listed = list(nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-        # Not supported on a board without graphics, and on drivers that do not list MPS clients separately.
-        for more in (
-            "nvmlDeviceGetGraphicsRunningProcesses_v3",
-            "nvmlDeviceGetMPSComputeRunningProcesses_v3",
-        ):
-            with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
-                listed += getattr(nvml, more)(handle)
+        # A driver that does not list MPS clients separately has them in the first list.
+        with suppress(nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+            listed += nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
     except nvml.NVMLError:
         return None
+    return _describe(listed)
+
+
+def list_displays(nvml: Any, handle: Any) -> tuple[BoardProcess, ...]:
+    """Return the processes that draw on a board and do not compute, such as a display server."""
+    # A board without graphics does not support it.
+    drawing = read_or_none(nvml, lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle)) or ()
+    computing = {process.pid for process in list_processes(nvml, handle) or ()}
+    return _describe([process for process in drawing if process.pid not in computing])
+
+
+def _describe(listed: Sequence[Any]) -> tuple[BoardProcess, ...]:
     used = {process.pid: process.usedGpuMemory for process in listed}
     return tuple(BoardProcess(pid, _read_process_name(pid), memory) for pid, memory in sorted(used.items()))
 
 
-def _read_process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
-    if not sees_all_pids(proc):
-        # The pid is from another namespace; in this one it may be that of another process.
-        return None
-    try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return None
+def _read_process_name(pid: int) -> str | None:
+    # In another namespace, the pid may be that of another process.
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip() if sees_all_pids() else None
+    return None
 
 
 def find_foreign_processes(
@@ -164,11 +169,10 @@ def find_foreign_processes(
         return "the driver does not report the processes on the board"
     if not sees_all_pids(proc):
         return "NVML reports process ids of the host, and this is another PID namespace"
-    listed = [process for process in condition.processes if process.pid != os.getpid()]
-    if not listed:
+    if not condition.processes:
         return ()
-    own_pids = own_pids if own_pids is not None else own_process_tree()
-    others = [process for process in listed if process.pid not in own_pids]
+    own_pids = {os.getpid(), *(own_process_tree() if own_pids is None else own_pids)}
+    others = [process for process in condition.processes if process.pid not in own_pids]
     visible = tuple(process for process in others if (proc / str(process.pid)).exists())
     if visible or not others:
         return visible

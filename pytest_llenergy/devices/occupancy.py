@@ -2,7 +2,8 @@
 """Find foreign processes on leased boards and wait until they have gone.
 
 A lease excludes only processes that request leases too. Others are detected by their processes on the board
-or, where these are not visible (in a container), by the memory in use.
+or, where these are not visible (in a container), by the memory in use. A display is no such use: its boards
+are free, and its processes are noted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pytest_llenergy.devices.condition import (
     BoardProcess,
     Condition,
     find_foreign_processes,
+    list_displays,
     list_processes,
     own_process_tree,
     sees_all_pids,
@@ -42,8 +44,6 @@ IDLE_BYTES = 256 * 2**20
 #: Every process that uses CUDA has this file open; a process that uses only NVML does not.
 CUDA_FILE = "/dev/nvidia-uvm"
 
-ADVICE = "end it, or choose other GPUs with --energy-gpus"
-
 
 @dataclass(frozen=True)
 class BoardUse:
@@ -56,6 +56,7 @@ class BoardUse:
         memory_bytes: Memory that this run does not hold, if ``busy`` without visible processes.
         reason: Why the state is ``unknown``.
         ending: Whether it is ``unknown`` because the driver lists a process that has ended.
+        displays: The processes that only draw on it.
     """
 
     uuid: str
@@ -64,14 +65,13 @@ class BoardUse:
     memory_bytes: int | None = None
     reason: str | None = None
     ending: bool = False
+    displays: tuple[BoardProcess, ...] = ()
 
-    def __str__(self) -> str:
-        if self.state != "busy":
-            return f"{self.uuid}: {self.reason or 'free'}"
-        if not self.processes:
-            held = format_memory(self.memory_bytes)
-            return f"{self.uuid}: busy with {held} in use by no process that is visible from here"
-        return f"{self.uuid}: busy with {', '.join(map(describe_process, self.processes))}"
+    @property
+    def users(self) -> str:
+        """Who uses the board, if ``busy``."""
+        hidden = f"{format_memory(self.memory_bytes)} in use by no process that is visible from here"
+        return ", ".join(map(describe_process, self.processes)) or hidden
 
 
 @dataclass(frozen=True)
@@ -93,27 +93,30 @@ class Occupancy:
         return self.state == "unknown" and any(board.ending for board in self.boards)
 
     @property
+    def busy(self) -> str:
+        """The busy boards and who uses them."""
+        busy = (board for board in self.boards if board.state == "busy")
+        return "; ".join(f"{board.uuid}: busy with {board.users}" for board in busy)
+
+    @property
     def message(self) -> str:
         """One line for a wait that timed out: who uses the boards, and what to do."""
-        return f"{self._busy}, waited {_format_seconds(self.waited_s)} s; {ADVICE}"
-
-    @property
-    def waiting_message(self) -> str:
-        """One line for a wait in progress."""
-        return f"waiting for {self._busy}"
-
-    @property
-    def _busy(self) -> str:
-        return "; ".join(str(board) for board in self.boards if board.state == "busy")
+        waited = f"waited {round(self.waited_s, 1):g} s"
+        return f"{self.busy}, {waited}; end it, or choose other GPUs with --energy-gpus"
 
     @property
     def flags(self) -> list[Flag]:
         """Flags for the record."""
-        unknown = [board for board in self.boards if board.state == "unknown"]
-        if not unknown:
-            return []
-        detail = f"{unknown[0].uuid}: other processes are unknown: {unknown[0].reason}"
-        return [Flag(name="gpu-processes", severity="warning", detail=detail)]
+        flags = []
+        # The reason is the same for all boards.
+        for board in [each for each in self.boards if each.state == "unknown"][:1]:
+            detail = f"{board.uuid}: other processes are unknown: {board.reason}"
+            flags.append(Flag(name="gpu-processes", severity="warning", detail=detail))
+        for board in (each for each in self.boards if each.displays):
+            names = ", ".join(map(describe_process, board.displays))
+            detail = f"{board.uuid}: a display uses it, whose energy counts too: {names}"
+            flags.append(Flag(name="gpu-processes", severity="note", detail=detail))
+        return flags
 
 
 def wait_until_free(
@@ -144,8 +147,7 @@ def wait_until_free(
     if not uuids or is_amd(uuids[0]):
         reason = "AMD SMI is not asked for them"
         return Occupancy(tuple(BoardUse(uuid, "unknown", reason=reason) for uuid in uuids))
-    session = Session()
-    try:
+    with closing(Session()) as session:
         boards = [session.open_board(uuid) for uuid in uuids]
         start_s, pause_s, busy_s = clock(), OCCUPANCY_POLL_FIRST_S, 0.0
         while True:
@@ -158,11 +160,9 @@ def wait_until_free(
             if waited_s >= until_s:
                 return replace(occupancy, waited_s=waited_s)
             if occupancy.state == "busy":
-                on_wait(occupancy.waiting_message)
+                on_wait(f"waiting for {occupancy.busy}")
             sleep(min(pause_s, until_s - waited_s))
             pause_s = min(2 * pause_s, OCCUPANCY_POLL_LONGEST_S)
-    finally:
-        session.close()
 
 
 def inspect_board(
@@ -176,32 +176,34 @@ def inspect_board(
         own_pids: Processes of this run that this process did not start.
         proc: Where the proc file system is mounted.
     """
-    uuid = board.lookup_uuid
-    listed = list_processes(session.module, board.device)
+    uuid, nvml = board.lookup_uuid, session.module
+    listed, displays = list_processes(nvml, board.device), list_displays(nvml, board.device)
     others = find_foreign_processes(
         Condition(processes=listed), own_process_tree(own_pids) if listed else own_pids, proc
     )
     if others and not isinstance(others, str):
-        return BoardUse(uuid, "busy", others)
+        return BoardUse(uuid, "busy", others, displays=displays)
     if isinstance(others, str):
         is_ours = any(uses_cuda(pid, proc) for pid in own_process_tree(own_pids))
     else:
         is_ours = bool(listed)
-    used = read_used_bytes(session.module, board.device)
-    if used is not None and used > IDLE_BYTES and not is_ours:
-        return BoardUse(uuid, "busy", memory_bytes=used)
+    used, drawn = read_used_bytes(nvml, board.device), [each.used_memory_bytes for each in displays]
+    if used is not None and None not in drawn and not is_ours:
+        used -= sum(filter(None, drawn))
+        if used > IDLE_BYTES:
+            return BoardUse(uuid, "busy", memory_bytes=used, displays=displays)
     if isinstance(others, str):
-        return BoardUse(uuid, "unknown", reason=others, ending=bool(listed) and sees_all_pids(proc))
-    return BoardUse(uuid, "free")
+        ending = bool(listed) and sees_all_pids(proc)
+        return BoardUse(uuid, "unknown", reason=others, ending=ending, displays=displays)
+    return BoardUse(uuid, "free", displays=displays)
 
 
 def find_own_boards() -> set[str]:
     """Return the UUIDs of the boards on which this process has a context; empty without CUDA."""
     if not uses_cuda(os.getpid()):
         return set()
-    uuids = read_inventory().uuids
     with closing(Session()) as session:
-        boards = (session.open_board(uuid) for uuid in uuids)
+        boards = [session.open_board(uuid) for uuid in read_inventory().uuids]
         listed = {board.uuid: list_processes(session.module, board.device) or () for board in boards}
         return {uuid for uuid, processes in listed.items() if os.getpid() in {each.pid for each in processes}}
 
@@ -218,34 +220,17 @@ def read_memory_use(uuids: Sequence[str]) -> dict[str, int]:
 
 def describe_process(process: BoardProcess) -> str:
     """Return pid, command and memory of a process."""
-    held = (
-        f" using {format_memory(process.used_memory_bytes)}" if process.used_memory_bytes is not None else ""
-    )
+    size = process.used_memory_bytes
+    held = "" if size is None else f" using {format_memory(size)}"
     return f"process {process.pid} ({describe_command(process.pid) or process.name or 'name unknown'}){held}"
 
 
-def describe_command(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return a program and the script or module that it runs; None if unreadable.
-
-    Other arguments are left out, since they may contain secrets.
-    """
-    try:
-        parts = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return None
-    words = [part for part in parts if part]
-    if not words:
-        return None
-    shown = [Path(words[0]).name]
-    if words[1:2] == ["-m"]:
-        shown += words[1:3]
-    elif words[1:] and not words[1].startswith("-"):
-        shown.append(Path(words[1]).name)
-    return " ".join(shown)
-
-
-def _format_seconds(waited_s: float) -> str:
-    return f"{round(waited_s, 1):g}" if waited_s < 10 else f"{waited_s:.0f}"
+def describe_command(pid: int, proc: Path = Path("/proc")) -> str:
+    """Return a program and the script that it runs, without other arguments, which may contain secrets."""
+    words: list[str] = []
+    with suppress(OSError):
+        words = (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:2]
+    return " ".join(Path(word).name for word in words if word and not word.startswith("-"))
 
 
 def uses_cuda(pid: int, proc: Path = Path("/proc")) -> bool:

@@ -172,8 +172,9 @@ def _list_gpus(found: Inventory) -> Iterator[Line]:
             if use.state == "unknown":
                 yield Line(gpu, f"other processes are unknown: {use.reason}")
             elif use.state == "busy":
-                memory = f"{format_memory(use.memory_bytes)} in use by no process that is visible from here"
-                yield Line(gpu, ", ".join(map(describe_process, use.processes)) or memory)
+                yield Line(gpu, use.users)
+            if use.displays:
+                yield Line(gpu, f"a display: {', '.join(map(describe_process, use.displays))}")
             for part in parts:
                 yield Line(gpu, f"MIG instance {part.label}, {format_memory(part.memory_bytes)}")
             if divided and not parts:
