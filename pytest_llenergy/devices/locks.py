@@ -10,7 +10,7 @@ that it could use, in the order of their names, and keeps these locks until it i
 many devices is not starved by those for one, no two requests wait for each other, and requests without a
 common device never meet. The CPU, which all share that measure on GPUs, is taken last.
 
-Each lease has a file with one line about its holder, or who queues for it, which is only shown.
+Each process that holds or queues has a file with one line, which is only shown.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
@@ -48,16 +48,11 @@ from pytest_llenergy.devices.timeouts import (
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 from pytest_llenergy.record.base import MALFORMED
 
-ADVICE = "wait for it, or raise --energy-lease-timeout"
-
-#: Who starts such a pytest may itself hold what it needs.
-NESTED = "a pytest within a test does not wait; give it other GPUs (--energy-gpus)"
-
 #: Readable by all, whatever the umask, since others cannot lock a file that they cannot open.
 FILE_MODE = 0o644
 
 #: What is read of a line of others, and shown of the name of a test.
-MAX_LINE_BYTES, MAX_NAME, MAX_LISTED = 1 << 14, 200, 16
+MAX_LINE_BYTES, MAX_NAME = 1 << 14, 200
 
 HOLDER_SUFFIX = ".holder"
 
@@ -73,7 +68,6 @@ class _Line(msgspec.Struct, frozen=True):
     since_s: float
     devices: list[str]
     shared: list[str]
-    queued: list[str]
 
 
 class Held:
@@ -103,29 +97,46 @@ class Held:
         """The locks that are held."""
         return tuple(self._locks)
 
-    def add(self, locks: dict[DeviceLock, int]) -> None:
-        """Hold further locks, which are moved from ``locks``, and let others have the rest."""
-        while locks:
-            lock, descriptor = locks.popitem()
-            self._locks[lock] = descriptor
-        _close(self._queued)
-        self._write_line()
+    def take(self, request: LockRequest, pause: Callable[[], bool]) -> tuple[int, ...]:
+        """Take all locks of a request, or none. Returns the indices of its choices.
 
-    def try_locks(self, wanted: Iterable[DeviceLock], locks: dict[DeviceLock, int]) -> bool:
-        """Add locks to ``locks`` if all are free, and nobody else queues for one."""
-        missing = [lock for lock in wanted if lock not in locks]
+        Args:
+            request: The locks to take.
+            pause: Waits for the next attempt, or raises. Returns whether it is time to queue.
+        """
+        taken: dict[DeviceLock, int] = {}
+        try:
+            while True:
+                for group in request.groups:
+                    if self._try(request.always, taken):
+                        fitting = (index for index in group if self._try(request.choices[index], taken))
+                        chosen = tuple(islice(fitting, request.n))
+                        if len(chosen) == request.n:
+                            while taken:
+                                lock, descriptor = taken.popitem()
+                                self._locks[lock] = descriptor
+                            _close(self._queued)
+                            self._write_line()
+                            return chosen
+                    _close(taken)
+                if pause():
+                    self._queue_up(request)
+        finally:
+            _close(taken)
+
+    def _try(self, wanted: Iterable[DeviceLock], taken: dict[DeviceLock, int]) -> bool:
+        """Add locks to ``taken`` if all are free, and nobody else queues for one."""
+        missing = [lock for lock in wanted if lock not in taken]
         for lock in missing:
             descriptor = _lock(self.directory, lock_name(lock.device), shared=lock.shared)
             if descriptor is not None:
-                locks[lock] = descriptor
+                taken[lock] = descriptor
             if descriptor is None or not (lock in self._queued or _is_unqueued(self.directory, lock)):
-                for each in missing:
-                    if each in locks:
-                        os.close(locks.pop(each))
+                _close(taken, [each for each in missing if each in taken])
                 return False
         return True
 
-    def queue_up(self, request: LockRequest) -> None:
+    def _queue_up(self, request: LockRequest) -> None:
         """Lock the queues of all devices in the order of their names, up to the first that another has."""
         before = len(self._queued)
         for lock in sorted(request.all_locks - self._queued.keys()):
@@ -148,14 +159,11 @@ class Held:
 
     def intact(self) -> bool:
         """Return whether the lock files still exist. A removed file does not exclude other processes."""
-        for lock, descriptor in self._locks.items():
-            try:
-                named = _stat(lock_name(lock.device), dir_fd=self.directory.descriptor)
-            except OSError:
-                return False
-            if not os.path.samestat(named, _fstat(descriptor)):
-                return False
-        return True
+        try:
+            named = [_stat(lock_name(lock.device), dir_fd=self.directory.descriptor) for lock in self._locks]
+        except OSError:
+            return False
+        return all(map(os.path.samestat, named, map(_fstat, self._locks.values())))
 
     def is_wanted(self) -> bool:
         """Return whether another process queues for one of the GPUs."""
@@ -164,18 +172,14 @@ class Held:
 
     def describe_others(self, request: LockRequest) -> str:
         """Return what a request needs, and who holds it or queues for it."""
-        names = ", ".join(request.devices)
-        wanted = f"{request.n} of {names}" if 0 < request.n < len(request.choices) else names
         any_mode = {lock.device for lock in request.all_locks}
         exclusive = {lock.device for lock in request.all_locks if not lock.shared}
         parts = []
         for line, owner in _list_lines(self.directory, without=self._name):
-            held = {*line.devices} & any_mode | {*line.shared} & exclusive
-            for found, verb in ((held, "held"), ({*line.queued} & any_mode, "awaited")):
-                # The message has already named what was requested.
-                which = "" if found == {*request.devices} else f"{', '.join(sorted(found))} "
-                parts += [f"{which}{verb} by {owner}"] if found else []
-        return f"{wanted}: {'; '.join(parts[:MAX_LISTED]) or 'held by an unknown process'}"
+            if found := {*line.devices} & any_mode | {*line.shared} & exclusive:
+                parts.append(f"{', '.join(sorted(found))} held by {owner}")
+        wanted = f"{request.n} of " if 0 < request.n < len(request.choices) else ""
+        return f"{wanted}{', '.join(request.devices)}: {'; '.join(parts) or 'held by an unknown process'}"
 
     def assign_to(self, test: str) -> None:
         """Use the devices for this test from now on, and show its name to others."""
@@ -189,8 +193,7 @@ class Held:
 
     def keep_only(self, wanted: Collection[DeviceLock]) -> None:
         """Release all locks except the wanted ones."""
-        for lock in [lock for lock in self._locks if lock not in wanted]:
-            os.close(self._locks.pop(lock))
+        _close(self._locks, [lock for lock in self._locks if lock not in wanted])
         self._write_line()
 
     def release(self) -> None:
@@ -208,25 +211,26 @@ class Held:
 
     def close_inherited(self) -> None:
         """Close what a forked child inherited: it does not use the devices, and must not keep them."""
-        _close(self._locks)
-        _close(self._queued)
+        for locks in (self._locks, self._queued):
+            _close(locks)
         if self._line is not None:
             os.close(self._line)
         self.directory.close()
 
     def _write_line(self) -> None:
-        if not self._locks and not self._queued:
+        every = {**self._locks, **self._queued}
+        if not every:
             return
         if self._line is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._line = os.open(self._name, flags, FILE_MODE, dir_fd=self.directory.descriptor)
             os.fchmod(self._line, FILE_MODE)
             fcntl.flock(self._line, fcntl.LOCK_EX)
-        devices = sorted(lock.device for lock in self._locks if not lock.shared)
+        devices = sorted(lock.device for lock in every if not lock.shared)
+        # Who only queues excludes nobody who shares.
         shared = sorted(lock.device for lock in self._locks if lock.shared)
-        queued = sorted(lock.device for lock in self._queued if not lock.shared)
         test = _printable(f"idle ranks of {self._test}" if self.idle else self._test)
-        line = msgspec.json.encode(_Line(os.getpid(), test, time.time(), devices, shared, queued))
+        line = msgspec.json.encode(_Line(os.getpid(), test, time.time(), devices, shared))
         # For messages only, so a full disk must not fail the test.
         with suppress(OSError):
             os.pwrite(self._line, line + b"\n", 0)
@@ -277,13 +281,13 @@ def acquire(
             f"{', '.join(request.devices)}; run a pytest inside a test in a process of its own"
         )
     held = Held(open_directory(), test)
-    wait = _Wait(held, request, wait_s, on_wait)
+    pauses = _wait(held, request, wait_s, on_wait)
     gpus = tuple(lock for lock in request.always if lock.device != CPU)
     host = tuple(lock for lock in request.always if lock.device == CPU)
     try:
-        held.chosen = _take(held, replace(request, always=gpus), wait)
+        held.chosen = held.take(replace(request, always=gpus), partial(next, pauses))
         if host:
-            _take(held, LockRequest(host), wait)
+            held.take(LockRequest(host), partial(next, pauses))
     except OSError as error:
         held.release()
         raise DeviceError(
@@ -296,53 +300,24 @@ def acquire(
     return held
 
 
-@dataclass
-class _Wait:
-    """The wait of one request, from its first attempt."""
+def _wait(held: Held, request: LockRequest, wait_s: float, on_wait: Callable[[str], None]) -> Iterator[bool]:
+    """Wait for the next attempt at each step. Yields whether it is time to queue.
 
-    held: Held
-    request: LockRequest
-    wait_s: float
-    on_wait: Callable[[str], None]
-    start_s: float = field(default_factory=real_time.monotonic)
-    pause_s: float = POLL_FIRST_S
-    message_s: float = field(default_factory=lambda: WAIT_MESSAGE_FIRST_S)
-
-    def pause(self) -> bool:
-        """Wait for the next attempt. Returns whether it is time to queue.
-
-        Raises:
-            LeaseTimeoutError: The time is over.
-        """
-        waited_s = real_time.monotonic() - self.start_s
-        if waited_s >= self.wait_s:
-            found, advice = self.held.describe_others(self.request), ADVICE if self.wait_s else NESTED
-            raise LeaseTimeoutError(f"gpus: waited {self.wait_s:g} s for {found}; {advice}")
-        if waited_s > self.message_s:
-            self.on_wait(f"waiting for {self.held.describe_others(self.request)}")
-            self.message_s = waited_s + WAIT_MESSAGE_EVERY_S
-        real_time.sleep(min(self.pause_s, self.wait_s - waited_s))
-        self.pause_s = min(self.pause_s * POLL_GROWTH, POLL_LONGEST_S)
-        return real_time.monotonic() - self.start_s > QUEUE_AFTER_S
-
-
-def _take(held: Held, request: LockRequest, wait: _Wait) -> tuple[int, ...]:
-    """Take all locks of a request. Returns the indices of the choices."""
-    locks: dict[DeviceLock, int] = {}
-    try:
-        while True:
-            for group in request.groups:
-                if held.try_locks(request.always, locks):
-                    fitting = (index for index in group if held.try_locks(request.choices[index], locks))
-                    chosen = tuple(islice(fitting, request.n))
-                    if len(chosen) == request.n:
-                        held.add(locks)
-                        return chosen
-                _close(locks)
-            if wait.pause():
-                held.queue_up(request)
-    finally:
-        _close(locks)
+    Raises:
+        LeaseTimeoutError: The time is over.
+    """
+    start_s, pause_s, message_s = real_time.monotonic(), POLL_FIRST_S, WAIT_MESSAGE_FIRST_S
+    while (waited_s := real_time.monotonic() - start_s) < wait_s:
+        if waited_s > message_s:
+            on_wait(f"waiting for {held.describe_others(request)}")
+            message_s = waited_s + WAIT_MESSAGE_EVERY_S
+        real_time.sleep(min(pause_s, wait_s - waited_s))
+        pause_s = min(pause_s * POLL_GROWTH, POLL_LONGEST_S)
+        yield real_time.monotonic() - start_s > QUEUE_AFTER_S
+    # Who starts a pytest that does not wait may itself hold what it needs.
+    nested = "a pytest within a test does not wait; give it other GPUs (--energy-gpus)"
+    advice = "wait for it, or raise --energy-lease-timeout" if wait_s else nested
+    raise LeaseTimeoutError(f"gpus: waited {wait_s:g} s for {held.describe_others(request)}; {advice}")
 
 
 def _is_unqueued(directory: LockDirectory, lock: DeviceLock) -> bool:
@@ -356,9 +331,18 @@ def _is_unqueued(directory: LockDirectory, lock: DeviceLock) -> bool:
 def _lock(directory: LockDirectory, name: str, *, shared: bool) -> int | None:
     """Lock a file, which is created if it is missing. Returns None if another process has locked it.
 
-    It is opened for reading only, so that every user can lock a file that another user has created.
+    It is opened for reading only, so that every user can lock a file that another user has created. O_CREAT,
+    which the kernel may refuse for a file of others, is the second attempt.
     """
-    descriptor = _open_lock(directory, name)
+    try:
+        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            flags = READ_FLAGS | os.O_CREAT | os.O_EXCL
+            made = os.open(name, flags, FILE_MODE, dir_fd=directory.descriptor)
+            os.fchmod(made, FILE_MODE)
+            os.close(made)
+        descriptor = os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -367,27 +351,19 @@ def _lock(directory: LockDirectory, name: str, *, shared: bool) -> int | None:
     return descriptor
 
 
-def _open_lock(directory: LockDirectory, name: str) -> int:
-    """Open a lock file. O_CREAT, which the kernel may refuse for a file of others, is the second attempt."""
-    with suppress(FileNotFoundError):
-        return os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
-    flags = READ_FLAGS | os.O_CREAT | os.O_EXCL
-    try:
-        descriptor = os.open(name, flags, FILE_MODE, dir_fd=directory.descriptor)
-    except FileExistsError:
-        return os.open(name, READ_FLAGS, dir_fd=directory.descriptor)
-    os.fchmod(descriptor, FILE_MODE)
-    return descriptor
-
-
-def _close(locks: dict[DeviceLock, int]) -> None:
-    while locks:
-        os.close(locks.popitem()[1])
+def _close(locks: dict[DeviceLock, int], which: Collection[DeviceLock] | None = None) -> None:
+    """Let go of some locks, or of all."""
+    for lock in [*locks] if which is None else which:
+        os.close(locks.pop(lock))
 
 
 def lock_name(device: str) -> str:
     """Return the name of the file that the holder of a device locks."""
     return f"{FILE_PREFIX}{hash_name(device)}.lock"
+
+
+def _queue_name(device: str) -> str:
+    return f"{FILE_PREFIX}{hash_name(device)}.queue.lock"
 
 
 def hash_name(device: str) -> str:
@@ -403,23 +379,11 @@ def is_held(directory: LockDirectory, device: str) -> bool:
     return descriptor is None
 
 
-def _queue_name(device: str) -> str:
-    return lock_name(device).replace(".lock", ".queue.lock")
-
-
-# Who holds devices, for messages.
-
-
 def describe_leases(directory: LockDirectory) -> list[str]:
-    """Return one line for each process that holds exclusive devices or queues for some.
-
-    Tests on GPUs share the host; listing it would suggest that others cannot use it.
-    """
+    """Return one line for each process that holds exclusive devices or queues for some."""
+    lines = _list_lines(directory)
     return [
-        f"{', '.join(map(_printable, devices[:MAX_LISTED]))} {verb} by {owner}"
-        for line, owner in _list_lines(directory)
-        for devices, verb in ((line.devices, "held"), (line.queued, "awaited"))
-        if devices
+        f"{', '.join(map(_printable, line.devices))} held by {who}" for line, who in lines if line.devices
     ]
 
 
@@ -446,11 +410,9 @@ def _read_line(directory: LockDirectory, name: str) -> tuple[_Line, str] | None:
         # An unreadable line is one that is just being written, or that somebody else has made up.
         with suppress(*MALFORMED, OSError, OverflowError):
             line = msgspec.json.decode(os.pread(descriptor, MAX_LINE_BYTES, 0), type=_Line)
-            since = time.localtime(line.since_s)
-            today = since[:3] == time.localtime()[:3]
-            when = time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", since)
-            user, test = user_name(os.fstat(descriptor).st_uid), _printable(line.test)
-            return line, f"process {line.pid} of {user} since {when}{f' ({test})' if test else ''}"
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.since_s))
+            test = f" ({_printable(line.test)})" if line.test else ""
+            return line, f"process {line.pid} of {user_name(os.fstat(descriptor).st_uid)} since {when}{test}"
     else:
         # An empty one is just being made.
         with suppress(OSError):

@@ -94,7 +94,10 @@ import pytest
 JOBS = {jobs}
 
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(seconds, marks=pytest.mark.gpus(n)) for n, seconds in JOBS], ids=str
+    "seconds",
+    # In the worker: a process for each test costs more than leases do.
+    [pytest.param(seconds, marks=pytest.mark.gpus(n, isolate=False)) for n, seconds in JOBS],
+    ids=str,
 )
 def test_it({fixture}, seconds):
     start = time.monotonic()
