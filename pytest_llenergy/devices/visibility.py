@@ -14,7 +14,7 @@ runtime and ``SLURM_JOB_GPUS`` for people. Both may count the boards of the whol
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import takewhile
@@ -27,7 +27,6 @@ DEVICE_ORDER = "CUDA_DEVICE_ORDER"
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 #: The end of a reason why the environment allows too few GPUs, on pytest's own host.
 OVERRIDE = "--energy-gpus=all overrides it on purpose"
-SLURM_VARIABLES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 BOARD_PREFIX = "GPU-"
 
 #: UUID of a board of AMD.
@@ -36,10 +35,11 @@ AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """Full UUIDs in the order of a list, and the reason if some devices of the list are excluded."""
+    """Full UUIDs in the order of a list, why devices are excluded, and whether all are hidden on purpose."""
 
     uuids: tuple[str, ...]
     reason: str | None = None
+    on_purpose: bool = False
 
 
 def is_amd(uuid: str) -> bool:
@@ -91,79 +91,44 @@ def _parse_names(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> V
     """Parse elements that begin with the prefix, among devices given as (name, UUID)."""
     elements = value.split(",")
     prefixed = [*takewhile(lambda element: element.startswith(prefix), elements)]
-    chosen: list[str] = []
-    reason = None
-    for element in prefixed:
-        matches = _match_uuids(element, names)
-        if len(matches) != 1:
-            problem = "matches more than one device" if matches else "matches no device that the driver shows"
-            reason = f"{element!r} {problem}"
-            break
-        chosen.append(matches[0])
+    matches = (_match_uuids(element, names) for element in prefixed)
+    chosen = [found[0] for found in takewhile(lambda found: len(found) == 1, matches)]
     # An element that is repeated after the end of the list counts too.
-    repeated = _find_repeated(prefixed, prefixed) or _find_repeated(chosen, prefixed)
-    if repeated is not None:
-        return VisibleDevices((), _repeated_reason(repeated))
-    after = elements[len(prefixed) : len(prefixed) + 1]
-    if reason is None and after and after[0].strip():
-        reason = f"{after[0]!r} does not begin with {prefix} as the first does"
-    return VisibleDevices(tuple(chosen), reason)
+    return _end_list(elements, chosen, [*prefixed], [*chosen])
 
 
-def _match_uuids(element: str, names: Iterable[tuple[str, str]]) -> list[str]:
+def _match_uuids(element: str, names: Sequence[tuple[str, str]]) -> list[str]:
     """Return the UUIDs of devices, given as (name, UUID), whose name is the element or begins with it.
 
     Legacy names of MIG instances must match as a whole.
     """
-    pairs = list(names)
-    whole = [uuid for name, uuid in pairs if name == element]
-    return whole or [uuid for name, uuid in pairs if "/" not in name and name.startswith(element)]
+    whole = [uuid for name, uuid in names if name == element]
+    return whole or [uuid for name, uuid in names if "/" not in name and name.startswith(element)]
 
 
 def _parse_numbers(value: str, uuids: Sequence[str]) -> VisibleDevices:
     elements = value.split(",")
     numbers = [*takewhile(lambda number: number >= 0, map(_parse_number, elements))]
-    repeated = _find_repeated(numbers, elements)
-    if repeated is not None:
-        return VisibleDevices((), _repeated_reason(repeated))
-    chosen = tuple(uuids[number] for number in takewhile(lambda number: number < len(uuids), numbers))
-    return VisibleDevices(chosen, _explain_end(elements, len(numbers), len(chosen), len(uuids)))
-
-
-def _explain_end(elements: Sequence[str], numbers: int, chosen: int, present: int) -> str | None:
-    if chosen == len(elements):
-        return None
-    element = elements[chosen]
-    if chosen < numbers:
-        return f"{element!r} is out of range: the driver shows {present}, counted from 0"
-    if not element.strip() or element.strip().startswith("-"):
-        # The usual way to end a list on purpose.
-        return None
-    if numbers:
-        return f"{element!r} is not a number as the first is"
-    return f"{element!r} is not a number and does not begin with GPU- or MIG-"
+    chosen = [uuids[number] for number in takewhile(lambda number: number < len(uuids), numbers)]
+    return _end_list(elements, chosen, numbers)
 
 
 def _parse_number(element: str) -> int:
-    # As strtoul: leading blanks and trailing text are ignored.
+    # As strtoul: leading blanks and trailing text are ignored. Of any length, which int() alone refuses.
     number = re.match(r"\s*([+-]?[0-9]+)", element)
-    return _parse_whole_number(number.group(1)) if number else -1
+    return int(Decimal(number.group(1))) if number else -1
 
 
-def _parse_whole_number(text: str) -> int:
-    # Of any length: int() alone refuses more than some thousand digits.
-    return int(Decimal(text))
-
-
-def _find_repeated(values: Sequence[object], elements: Sequence[str]) -> str | None:
-    for index, value in enumerate(values):
-        if value in values[:index]:
-            return elements[index]
-    return None
-
-
-def _repeated_reason(element: str) -> str:
-    return f"{element!r} repeats a device, so CUDA shows none"
+def _end_list(elements: Sequence[str], chosen: list[str], *unique: Sequence[object]) -> VisibleDevices:
+    """Return the devices of a list, and which element ended it; none if a device is repeated."""
+    for values in unique:
+        for place, value in enumerate(values):
+            if value in values[:place]:
+                return VisibleDevices((), f"{elements[place]!r} repeats a device, so CUDA shows none")
+    last = elements[len(chosen)].strip() if len(chosen) < len(elements) else ""
+    # An empty or negative one is the usual way to end a list on purpose.
+    ended = None if not last or last.startswith("-") else f"{last!r} does not match exactly one GPU"
+    return VisibleDevices(tuple(chosen), ended)
 
 
 def _parse_instances(value: str, inventory: Inventory) -> VisibleDevices:
@@ -195,29 +160,11 @@ def _check_order(
     known = environment.get(DEVICE_ORDER) == "PCI_BUS_ID" or any(map(is_amd, inventory.uuids))
     if len(models) < 2 or not is_part or known:
         return
-    boards = [f"{board.name} {board.uuid}" for board in inventory.boards]
-    present = ", ".join(filter(None, (*boards, describe_slurm(environment))))
+    present = ", ".join(f"{board.name} {board.uuid}" for board in inventory.boards)
     raise DeviceError(
         f"{VISIBLE_DEVICES}={value!r} counts the fastest GPU first, an order that NVML does not know for "
         f"different models: {present}; set {DEVICE_ORDER}=PCI_BUS_ID, or list UUIDs"
     )
-
-
-def explain_hidden(environment: Mapping[str, str], inventory: Inventory, reason: str | None = None) -> str:
-    """Explain to the user that the environment hides all GPUs, for this reason."""
-    cause = f" ({reason})" if reason else ""
-    slurm, present = describe_slurm(environment), len(inventory.boards)
-    shown = f"{present} ({slurm})" if slurm else str(present)
-    return (
-        f"the environment sets {describe_settings(environment, inventory)}, which allows no GPU{cause}; the "
-        f"driver shows {shown}; {OVERRIDE}"
-    )
-
-
-def describe_slurm(environment: Mapping[str, str]) -> str | None:
-    """Return the GPUs that Slurm reports, only for messages: its numbers may count the whole host."""
-    assigned = [f"{name}={environment[name]}" for name in SLURM_VARIABLES if name in environment]
-    return f"Slurm says {assigned[0]}" if assigned else None
 
 
 def parse_selection(selection: str, inventory: Inventory) -> tuple[str, ...]:
@@ -243,7 +190,8 @@ def parse_selection(selection: str, inventory: Inventory) -> tuple[str, ...]:
 
 def _parse_device(element: str, inventory: Inventory) -> str:
     if element.isdecimal():
-        matches = list(inventory.uuids[_parse_whole_number(element) :][:1])
+        # Lost boards keep their numbers.
+        matches = [uuid for uuid in inventory.uuids if inventory.index(uuid) == Decimal(element)]
     else:
         names = [(uuid, uuid) for uuid in inventory.uuids] + _instance_names(inventory)
         matches = _match_uuids(element, names) if element else []

@@ -104,7 +104,7 @@ def test_hidden_gpus_are_no_fault(boards: Boards, doctor: Doctor, monkeypatch: p
     boards(Board(uuid="GPU-a"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     code, out = doctor()
-    assert "visible  CUDA_VISIBLE_DEVICES='': no GPU (the environment sets " in out
+    assert "visible  CUDA_VISIBLE_DEVICES='': no GPU (CUDA_VISIBLE_DEVICES=''; " in out
     assert code == 0, out
 
 
@@ -112,11 +112,11 @@ def test_hidden_gpus_are_no_fault(boards: Boards, doctor: Doctor, monkeypatch: p
     ("value", "code", "shown"),
     [
         ("GPU-b,GPU-a", 0, "visible  CUDA_VISIBLE_DEVICES='GPU-b,GPU-a': GPU-b, GPU-a\n"),
-        ("0,9", 1, "wrong    CUDA_VISIBLE_DEVICES='0,9': '9' is out of range: the driver shows 2, "),
+        ("0,9", 1, "wrong    CUDA_VISIBLE_DEVICES='0,9': '9' does not match exactly one GPU; "),
         (
             "GPU-x",
             1,
-            "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' matches no device that the driver shows",
+            "wrong    CUDA_VISIBLE_DEVICES='GPU-x': 'GPU-x' does not match exactly one GPU",
         ),
     ],
 )

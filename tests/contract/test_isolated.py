@@ -471,9 +471,12 @@ def test_where_isolate_has_no_effect_is_a_collection_error(project: Project) -> 
         assert re.search(rf"test_{number}\.py::test_it.*{said}", ended.out), ended.out
 
 
+@pytest.mark.parametrize("options", [[], ["--energy-worker-gpus=1", "--max-worker-restart=20"]], ids=len)
 @pytest.mark.slow
-def test_two_hundred_tests_see_their_leases(project: Project, give_boards: GiveBoards) -> None:
-    """On four boards, by four workers; twenty of them crash."""
+def test_two_hundred_tests_see_their_leases(
+    project: Project, give_boards: GiveBoards, options: list[str]
+) -> None:
+    """On four boards, by four workers; twenty of them crash, alone or with their worker."""
     give_boards(project, [Board(name="NVIDIA H200")] * 4)
     project.plugin("xdist")
     project.write(
@@ -494,8 +497,8 @@ def test_it(n, gpus):
         json.dump([gpus.visible_devices, begin, time.monotonic()], file)
 """.replace("SEED", str(os.getpid())),
     )
-    ended = project.pytest("-n4", "-q", "--tb=line").check(passed=180, failed=20)
-    assert "crashed" not in ended.text
+    ended = project.pytest("-n4", "-q", "--tb=line", *options).check(passed=180, failed=20)
+    assert ended.text.count("crashed while running") == (20 if options else 0)
     by_board: dict[str, list[tuple[float, float]]] = {}
     for path in project.path.glob("seen-*"):
         board, begin, end = json.loads(path.read_text())

@@ -55,14 +55,6 @@ def test_an_element_without_a_matching_board_is_named(element: str) -> None:
     assert str(caught.value) == f"{element!r} does not match exactly one GPU; present: {A}, {B}, {C}"
 
 
-def test_an_ambiguous_element_is_an_error_that_lists_all_devices() -> None:
-    with pytest.raises(DeviceError) as caught:
-        parse_selection("MIG-7", DIVIDED)
-    assert str(caught.value) == (
-        f"'MIG-7' does not match exactly one GPU; present: {A}, {B}, {C}, {FIRST} (1g.10gb), {SECOND}"
-    )
-
-
 @pytest.mark.parametrize("element", ["2", C])
 def test_a_divided_board_is_not_used_whole(element: str) -> None:
     with pytest.raises(DeviceError) as caught:
@@ -76,13 +68,6 @@ def test_a_divided_board_is_not_used_whole(element: str) -> None:
 def test_a_number_of_thousands_of_digits_matches_no_board() -> None:
     with pytest.raises(DeviceError, match=r"'9{5000}' does not match exactly one GPU; present: "):
         parse_selection("9" * 5000, DIVIDED)
-
-
-def test_on_a_host_without_boards_no_element_matches() -> None:
-    with pytest.raises(
-        DeviceError, match=r"'0' does not match exactly one GPU; present: none \(NVML shows none\)$"
-    ):
-        parse_selection("0", Inventory())
 
 
 @pytest.mark.parametrize(

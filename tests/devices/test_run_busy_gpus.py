@@ -89,14 +89,6 @@ def test_a_waiting_test_names_the_process_on_the_board(pytester: pytest.Pytester
     assert seen.showed("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
 
 
-def test_an_idle_board_is_leased_instead_of_a_busy_one(
-    pytester: pytest.Pytester, world: World, read_report: Read
-) -> None:
-    occupy(world, 0)
-    run(pytester).assert_outcomes(passed=1)
-    assert read_report()["records"][0]["devices"] == ["GPU-b"]
-
-
 def test_the_process_on_a_busy_board_is_named(
     pytester: pytest.Pytester, world: World, read_report: Read
 ) -> None:

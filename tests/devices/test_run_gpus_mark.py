@@ -136,15 +136,6 @@ def test_a_mark_leases_for_its_test_only(
     run(pytester, world, suite, conftest, "1").assert_outcomes(passed=2)
 
 
-@SOURCES
-def test_too_few_gpus_skip_the_test(
-    pytester: pytest.Pytester, world: World, suite: str, conftest: str
-) -> None:
-    result = run(pytester, world, suite, conftest, "9")
-    result.assert_outcomes(passed=1, skipped=1)
-    assert "gpus(9): only 2 of 2 GPUs may be used here" in result.stdout.str()
-
-
 @pytest.mark.parametrize(("nodes", "advised"), [("1", False), ("2", True)])
 def test_a_skip_in_a_slurm_job_names_its_other_nodes(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, nodes: str, advised: bool
@@ -186,44 +177,9 @@ def test_a_gate_without_effect_on_a_parameter_is_refused(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(["*::test_it: @pytest.mark.energy_gate checks what energy*"])
 
 
-def test_an_environment_variable_set_by_a_test_does_not_change_later_leases(
-    pytester: pytest.Pytester, world: World
-) -> None:
-    pytester.makepyfile(
-        """
-        import os, pytest
-        def test_sets():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        @pytest.mark.gpus(1)
-        def test_later(gpus):
-            assert gpus.uuids
-        """
-    )
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
-
-
-@pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "0,,1"])
-@pytest.mark.slow
-def test_a_mistyped_selection_ends_the_run(pytester: pytest.Pytester, world: World, selection: str) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.gpus(1)\ndef test_it(): pass\n")
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--energy-gpus={selection}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    (error,) = (line for line in result.errlines if line.startswith("ERROR: "))
-    assert error.startswith("ERROR: --energy-gpus")
-
-
 @BOTH
 class TestNames:
     """The mark leases even if a parameter or a fixture of the user is called ``gpus``."""
-
-    def test_a_parameter_may_be_named_gpus(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            @pytest.mark.gpus(1)
-            @pytest.mark.parametrize("gpus", [3, 4])
-            def test_it(gpus): assert (gpus in (3, 4), count()) == (True, 1)
-            """
-        ).assert_outcomes(passed=2)
 
     def test_a_user_fixture_may_be_named_gpus(self, run_on_two: Run) -> None:
         run_on_two(
@@ -319,11 +275,6 @@ class TestLevels:
             added,
         ).assert_outcomes(passed=2)
 
-    def test_two_equal_marks_count_as_one(self, run_on_two: Run) -> None:
-        run_on_two(
-            "@pytest.mark.gpus(1)\n@pytest.mark.gpus(n=1)\ndef test_it(): assert count() == 1\n"
-        ).assert_outcomes(passed=1)
-
     def test_two_different_marks_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
         result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
         assert result.ret != 0
@@ -331,18 +282,6 @@ class TestLevels:
             "test_it.py::test_it: @pytest.mark.gpus(1) and @pytest.mark.gpus(2, name='L4') are on "
             "the same level; remove one"
         ) in result.stdout.str()
-
-    def test_different_marks_of_a_parameter_are_refused(self, run_on_two: Run) -> None:
-        result = run_on_two(
-            """
-            @pytest.mark.parametrize(
-                "n", [pytest.param(0, marks=[pytest.mark.gpus(1), pytest.mark.gpus(2)]), 1]
-            )
-            def test_it(n): pass
-            """
-        )
-        assert result.ret != 0
-        result.stdout.fnmatch_lines(["*test_it.py::test_it: @pytest.mark.gpus(2) and *gpus(1) *"])
 
 
 @BOTH

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +47,6 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
 
 def loaded(pytester: pytest.Pytester) -> dict[str, bool]:
     return {path.stem: path.read_text() == "True" for path in pytester.path.glob("*.witness")}
-
-
-@pytest.mark.parametrize(
-    "args", [["--collect-only"], ["--help"], ["--markers"], ["--fixtures"], ["--setup-plan"]], ids=str
-)
-@pytest.mark.slow
-def test_inspecting_a_suite_does_not_load_the_driver(
-    pytester: pytest.Pytester, world: World, args: Sequence[str]
-) -> None:
-    pytester.makepyfile(ONE)
-    assert run(pytester, *args).ret == 0
-    assert loaded(pytester) == {"main": False}
-    assert world.init_count() == 0
 
 
 @pytest.mark.parametrize(

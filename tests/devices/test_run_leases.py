@@ -133,35 +133,6 @@ def test_a_board_held_elsewhere_is_not_leased(
     run(pytester, *extra).assert_outcomes(passed=1)
 
 
-@BOTH
-@pytest.mark.slow
-def test_the_record_of_a_timed_out_lease_has_the_wait_and_no_devices(
-    pytester: pytest.Pytester,
-    world: World,
-    make: MakeLocker,
-    extra: list[str],
-    read_report: Callable[..., dict[str, Any]],
-) -> None:
-    make().take(world.board(1).uuid)
-    pytester.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(energy_meter): pass\n")
-    run(pytester, *extra, "--energy-lease-timeout=0.2", "--energy-report").assert_outcomes(errors=1)
-    (record,) = read_report()["records"]
-    assert (record["status"], record["devices"], record["flags"]) == ("failed", [], [])
-    assert record["lease_wait_s"] >= 0.2
-
-
-def test_a_timed_out_wait_for_the_fallback_is_recorded_as_a_fallback(
-    pytester: pytest.Pytester, world: World, make: MakeLocker, read_report: Callable[..., dict[str, Any]]
-) -> None:
-    make().take("cpu")
-    pytester.makepyfile(
-        "import pytest\n@pytest.mark.gpus(9, fallback='cpu')\ndef test_it(energy_meter): pass\n"
-    )
-    run(pytester, "--energy-lease-timeout=0.2", "--energy-report").assert_outcomes(errors=1)
-    (record,) = read_report()["records"]
-    assert (record["devices"], record["fallback"]) == ([], "cpu")
-
-
 def test_a_container_that_does_not_share_the_lock_directory_warns_once(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

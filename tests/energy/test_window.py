@@ -269,8 +269,8 @@ class TestPlainScripts:
         [
             ("", ""),
             ("-1", ""),
-            ("7", " ('7' is out of range: the driver shows 1, counted from 0)"),
-            ("MIG-gone", " ('MIG-gone' matches no device that the driver shows)"),
+            ("7", " ('7' does not match exactly one GPU)"),
+            ("MIG-gone", " ('MIG-gone' does not match exactly one GPU)"),
         ],
     )
     def test_hidden_boards_are_not_replaced_by_the_cpu(
