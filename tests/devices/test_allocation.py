@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -48,12 +45,6 @@ def test_boards_are_leased_in_the_order_of_the_environment(uuids: list[str]) -> 
     assert lease.fallback is None
 
 
-def test_any_choice_of_boards_keeps_the_order_of_the_environment(uuids: list[str]) -> None:
-    lease = select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "2,1,0"}, warm={uuids[1]})
-    assert [choice.uuids[0] for choice in lease.choices] == [uuids[1], uuids[2]]
-    assert lease.uuids == lease.select((0, 1)).uuids == (uuids[2], uuids[1])
-
-
 def test_boards_of_one_model_are_leased_together(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
 
@@ -77,42 +68,11 @@ def test_the_option_overrides_the_environment(
     assert lease.uuids == tuple(uuids[index] for index in chosen)
 
 
-def test_the_option_selects_a_board_by_uuid_and_refuses_an_unknown_one(uuids: list[str]) -> None:
-    assert select_devices(GpuRequest(1), uuids[2], {VISIBLE_DEVICES: "0"}).indices == (2,)
-    with pytest.raises(DeviceError, match="'GPU-f00d' does not match exactly one GPU"):
-        select_devices(GpuRequest(1), "GPU-f00d", {})
-
-
-def test_a_requested_name_matches_part_of_the_product_name(uuids: list[str]) -> None:
-    assert select_devices(GpuRequest(2, name="h100"), environment={}).indices == (1, 2)
-    with pytest.raises(
-        DeviceError, match=r"^gpus\(2, name='L4'\): only 1 of 3 GPUs fit \(others: 2 × NVIDIA H100\)$"
-    ):
-        select_devices(GpuRequest(2, name="L4"), environment={})
-
-
 def test_too_few_boards_are_a_shortage_that_counts_them(uuids: list[str]) -> None:
     with pytest.raises(DeviceError, match=r"^gpus\(4\): only 3 of 3 GPUs may be used here$"):
         select_devices(GpuRequest(4), environment={})
     with pytest.raises(DeviceError, match=r"^gpus\(2\): only 1 of 3 GPUs may be used here \(CUDA_VIS"):
         select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "1", DEVICE_ORDER: "PCI_BUS_ID"})
-
-
-def test_an_element_that_cuts_the_list_short_is_named(uuids: list[str]) -> None:
-    with pytest.raises(DeviceError) as caught:
-        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: f"{uuids[1]},GPU-f00d,{uuids[2]}"})
-    assert str(caught.value) == (
-        f"gpus(2): only 1 of 3 GPUs may be used here (CUDA_VISIBLE_DEVICES='{uuids[1]},GPU-f00d,{uuids[2]}': "
-        "'GPU-f00d' does not match exactly one GPU; --energy-gpus=all overrides it on purpose)"
-    )
-
-
-def test_numbers_among_different_models_are_refused_also_with_a_fallback(uuids: list[str]) -> None:
-    with pytest.raises(DeviceError, match=r"^CUDA_VISIBLE_DEVICES='0' counts the fastest GPU first"):
-        select_devices(GpuRequest(1, fallback="cpu"), environment={VISIBLE_DEVICES: "0"})
-    assert select_devices(
-        GpuRequest(1), environment={VISIBLE_DEVICES: "0", DEVICE_ORDER: "PCI_BUS_ID"}
-    ).indices == (0,)
 
 
 def divided(*uuids: str) -> Board:
@@ -227,32 +187,3 @@ class TestLostBoard:
             select_devices(GpuRequest(5), environment={})
         with pytest.raises(ShortageError, match="only 0 of 3 GPUs may be used here"):
             select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: ""})
-
-    def test_if_all_boards_are_lost_a_request_is_an_error(self, lost: World) -> None:
-        for place in (0, 2, 3):
-            lost.update(place, lost=True)
-        with pytest.raises(DeviceError, match=r"NVML: GPU 0 does not answer \(") as caught:
-            select_devices(GpuRequest(1, fallback="cpu"), environment={})
-        assert not isinstance(caught.value, ShortageError)
-
-
-def test_a_host_without_a_driver_is_a_shortage_and_allows_the_fallback(
-    tmp_path: Path, nvml_library: Path
-) -> None:
-    world = World(tmp_path / "world", [Board()], init_result=DRIVER_NOT_LOADED)
-    code = (
-        "from pytest_llenergy.devices.allocation import select_devices\n"
-        "from pytest_llenergy.devices.request import GpuRequest\n"
-        "try: select_devices(GpuRequest(1), environment={'SLURM_JOB_GPUS': '7'})\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-        "print(select_devices(GpuRequest(2, fallback='cpu'), environment={}).devices)"
-    )
-    merged = {**os.environ, **world.environment(nvml_library.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=merged, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout.splitlines() == [
-        "ShortageError gpus(1): this host has no GPU (NVML: Driver Not Loaded; load the NVIDIA "
-        "kernel module)",
-        "('cpu', 'cpu')",
-    ]

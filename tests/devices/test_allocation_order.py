@@ -80,11 +80,6 @@ def test_idle_boards_keep_the_order_of_the_environment(host: Host) -> None:
     assert choices(GpuRequest(1), environment={VISIBLE_DEVICES: "2,0,1"}) == (c, a, b)
 
 
-def test_a_board_with_a_small_process_comes_after_idle_ones(host: Host) -> None:
-    a, b, c = host(using(50 * MIB), using(4 * MIB), using(0))
-    assert choices(GpuRequest(1)) == (b, c, a)
-
-
 def test_a_board_with_warm_ranks_comes_before_idle_ones(host: Host) -> None:
     a, b, c = host(using(0), using(0), using(40 * GIB))
     assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
@@ -146,15 +141,6 @@ def test_too_little_memory_is_reported_in_the_requested_unit(host: Host) -> None
     )
 
 
-def test_a_shortage_names_the_environment_that_excludes_boards(host: Host) -> None:
-    a, _, _ = host(Board(name="NVIDIA L4"), Board(name="NVIDIA L4"), Board(name="NVIDIA H100"))
-    value = f"{a},GPU-f00d"
-    assert refusal(GpuRequest(1, name="H100"), visible=value) == (
-        f"gpus(1, name='H100'): only 0 of 1 GPUs fit (others: NVIDIA L4; CUDA_VISIBLE_DEVICES={value!r}: "
-        "'GPU-f00d' does not match exactly one GPU; --energy-gpus=all overrides it on purpose)"
-    )
-
-
 class TestMig:
     def test_a_profile_selects_only_instances(self, host: Host) -> None:
         host(
@@ -170,13 +156,6 @@ class TestMig:
             "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
         )
 
-    def test_a_host_without_instances_gets_the_command_to_create_one(self, host: Host) -> None:
-        host(Board())
-        assert refusal(GpuRequest(1, mig="1g.10gb")) == (
-            "gpus(1, mig='1g.10gb'): there is no MIG instance here; nvidia-smi mig -cgi 1g.10gb -C makes "
-            "one on a board in MIG mode"
-        )
-
     def test_a_listed_board_allows_the_instances_that_cuda_would_show(self, host: Host) -> None:
         board = host(divided(part("MIG-a"), part("MIG-b")))[0]
         assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: board}) == ("MIG-a",)
@@ -188,11 +167,4 @@ class TestMig:
         assert refusal(GpuRequest(2)) == (
             "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances and cannot be "
             "used (nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode))"
-        )
-
-    def test_a_named_board_in_mig_mode_without_instances_is_refused(self, host: Host) -> None:
-        board = host(Board(mig_enabled=True))[0]
-        assert refusal(GpuRequest(1), "0") == (
-            f"--energy-gpus: '0' ({board}) is in MIG mode without instances and cannot be used (nvidia-smi "
-            "mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode)"
         )

@@ -95,24 +95,6 @@ def test_other_boards_of_processes_are_found(
     watch.close()
 
 
-def test_throttling_accumulates_while_it_is_watched(tmp_path: Path, nvml_attach: Attach) -> None:
-    world = World(tmp_path / "world", [Board(throttle_ns={269: 5_000_000_000})])
-    nvml_attach(world)
-    uuid = world.board(0).uuid
-    watch = ConditionReader([uuid])
-    before = watch.read()[uuid].throttled_s
-    world.update(0, throttle_ns={269: 5_750_000_000, 271: 1_000_000_000})
-    after = watch.read()[uuid].throttled_s
-    watch.close()
-    assert {reason: after[reason] - before[reason] for reason in after} == {
-        "power-cap": 0.0,
-        "sync-boost": 0.0,
-        "thermal-software": 0.75,
-        "thermal-hardware": 0.0,
-        "power-brake": 1.0,
-    }
-
-
 def test_a_lost_board_has_no_condition(tmp_path: Path, nvml_attach: Attach) -> None:
     world = World(tmp_path / "world", [Board(temperature_c=70), Board(temperature_c=50)])
     nvml_attach(world)
@@ -125,24 +107,6 @@ def test_a_lost_board_has_no_condition(tmp_path: Path, nvml_attach: Attach) -> N
     assert alive.temperature_c == 50.0
     with pytest.raises(DeviceError, match=rf"^NVML: {uuids[0]} does not answer \(GPU is lost\)"):
         ConditionReader(uuids)
-
-
-def test_an_instance_has_its_boards_condition_and_its_own_processes(
-    tmp_path: Path, nvml_attach: Attach
-) -> None:
-    divided = Board(
-        temperature_c=71,
-        mig_enabled=True,
-        mig_instances=(MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2)),
-        processes=(Process(NOBODY, gpu_instance=1), Process(NOBODY + 1, gpu_instance=2)),
-        throttle_ns={74: 3_000_000_000},
-    )
-    nvml_attach(World(tmp_path / "world", [Board(), divided]))
-    watch = ConditionReader(["MIG-a"])
-    (condition,) = watch.read().values()
-    watch.close()
-    assert (condition.temperature_c, condition.throttled_s["power-cap"]) == (71.0, 3.0)
-    assert [process.pid for process in condition.processes or ()] == [NOBODY]
 
 
 def test_processes_have_a_pid_a_name_and_memory(conditions: Callable[..., list[Condition]]) -> None:

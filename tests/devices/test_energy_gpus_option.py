@@ -55,21 +55,6 @@ def test_an_element_without_a_matching_board_is_named(element: str) -> None:
     assert str(caught.value) == f"{element!r} does not match exactly one GPU; present: {A}, {B}, {C}"
 
 
-@pytest.mark.parametrize("element", ["2", C])
-def test_a_divided_board_is_not_used_whole(element: str) -> None:
-    with pytest.raises(DeviceError) as caught:
-        parse_selection(element, DIVIDED)
-    assert str(caught.value) == (
-        f"{element!r} is divided by MIG and cannot be used whole; name an instance: "
-        f"{FIRST} (1g.10gb), {SECOND}"
-    )
-
-
-def test_a_number_of_thousands_of_digits_matches_no_board() -> None:
-    with pytest.raises(DeviceError, match=r"'9{5000}' does not match exactly one GPU; present: "):
-        parse_selection("9" * 5000, DIVIDED)
-
-
 @pytest.mark.parametrize(
     ("selection", "element", "uuid"),
     [("0,GPU-a1b2c300", "GPU-a1b2c300", A), (f"MIG-7b,MIG-{C}/1/0", f"MIG-{C}/1/0", FIRST)],

@@ -90,11 +90,6 @@ acquire(LockRequest((DeviceLock("cpu"),), 4, choices), 0.0).release()
 """
 
 
-def test_free_devices_are_chosen_in_the_order_of_preference(make: MakeLocker) -> None:
-    assert make().take(n=2, of=["GPU-c", "GPU-a", "GPU-b"], wait_s=0.0) == ["GPU-a", "GPU-c"]
-    assert make().take(n=1, of=["GPU-c", "GPU-a", "GPU-b"], wait_s=0.0) == ["GPU-b"]
-
-
 def test_a_request_takes_all_devices_or_none(make: MakeLocker) -> None:
     first, second, third = make(), make(), make()
     first.take("GPU-1")
@@ -169,14 +164,6 @@ class TestWaiting:
         assert f"for GPU-0: GPU-0 held by process {waiting.pid} of {ME} " in later.refused("GPU-0")
         holder.release()
         assert waiting.answer() == {"held": ["GPU-0", "GPU-1"]}
-
-    def test_a_killed_waiter_blocks_nobody(self, make: MakeLocker) -> None:
-        holder, ahead, waiting = make(), make(), make()
-        holder.take("GPU-0")
-        ahead.ask("GPU-0", "GPU-1")
-        assert ahead.is_silent_for(1.0)
-        ahead.kill()
-        assert waiting.take("GPU-1", wait_s=5.0) == ["GPU-1"]
 
     @pytest.mark.parametrize("wanted", ["boards", CPU])
     def test_a_request_for_everything_is_not_starved(self, make: MakeLocker, wanted: str) -> None:
@@ -313,26 +300,6 @@ class TestDirectory:
         assert "it is no directory; " in self.refusal(tmp_path / "file")
         assert "No such file or directory; " in self.refusal(tmp_path / "missing")
         assert "it is no absolute path; " in self.refusal("dir")
-
-    def test_without_the_variable_all_users_get_the_first_that_is_shared(self, tmp_path: Path) -> None:
-        for name, mode in (("private", 0o755), ("first", 0o1777), ("second", 0o1777)):
-            (tmp_path / name).mkdir()
-            (tmp_path / name).chmod(mode)
-        names = [str(tmp_path / name) for name in ("missing", "private", "first", "second")]
-        directory = open_lock_directory({}, names)
-        directory.close()
-        assert directory.path == tmp_path / "first"
-        with pytest.raises(
-            DeviceError, match=rf"^no lock directory for leases: {names[0]}: No such file .*; "
-        ):
-            open_lock_directory({}, names[:2])
-
-    def test_a_lock_file_that_is_no_file_is_named(self, make: MakeLocker, locks: Path) -> None:
-        (locks / lock_name(GPU)).symlink_to("/etc/passwd")
-        assert re.fullmatch(
-            rf"gpus: no lease can be taken in {locks}: .*'{lock_name(GPU)}'; set LLENERGY_LOCK_DIR .*",
-            make().refused(GPU),
-        )
 
 
 def test_a_removed_lock_file_is_noticed(locks: Path) -> None:

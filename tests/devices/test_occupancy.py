@@ -15,7 +15,6 @@ import pytest
 
 from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.devices.occupancy import (
-    BoardUse,
     Occupancy,
     describe_command,
     inspect_board,
@@ -26,7 +25,7 @@ from pytest_llenergy.errors import DeviceError
 from ..nvml_sim import Board, MigInstance, Process, World
 from ..nvml_sim.boards import GIB, MIB
 from .lockers import until
-from .test_condition import CONTAINER, FIRST_NAMESPACE, NOBODY, proc_of
+from .test_condition import CONTAINER, NOBODY, proc_of
 
 Attach = Callable[[World], ModuleType]
 Host = Callable[..., World]
@@ -121,12 +120,6 @@ class TestOnAHost:
             "end it, or choose other GPUs with --energy-gpus"
         )
 
-    def test_the_wait_ends_when_the_process_has_left(self, host: Host, stranger: int) -> None:
-        world = host(Board(memory_used=9 * GIB, processes=(Process(stranger),)))
-        leave = Pauses(3, lambda: world.update(0, processes=(), memory_used=0))
-        assert wait(world, pauses=leave).state == "free"
-        assert len(leave.pauses) == 3
-
     def test_an_ended_process_is_waited_for_until_the_driver_forgets_it(self, host: Host) -> None:
         world = host(Board(processes=(Process(NOBODY),)))
         forget = Pauses(2, lambda: world.update(0, processes=()))
@@ -166,11 +159,6 @@ class TestOnAHost:
         world = host(Board(memory_used=40 * GIB, processes=(Process(child.pid), Process(os.getpid()))))
         assert wait(world).state == "free"
         child.communicate(b"\n", timeout=60)
-
-    def test_own_pids_are_not_foreign(self, host: Host, stranger: int) -> None:
-        world = host(Board(memory_used=40 * GIB, processes=(Process(stranger),)))
-        assert wait_until_free(uuids(world), 0.01).state == "busy"
-        assert wait_until_free(uuids(world), 0.01, own_pids=[stranger]).state == "free"
 
     def test_memory_held_by_no_visible_process_is_waited_for(self, host: Host) -> None:
         """The driver is still freeing what a process had that was killed."""
@@ -235,17 +223,6 @@ class TestInAContainer:
         (files / "9").symlink_to("/dev/nvidia-uvm")
         assert inspect_board(session, board, proc=proc).state == "unknown"
         session.close()
-
-
-def test_a_process_that_cannot_be_seen_is_busy_only_by_its_memory(host: Host, tmp_path: Path) -> None:
-    world = host(Board(processes=(Process(NOBODY),)))
-    proc = proc_of(tmp_path / "proc", FIRST_NAMESPACE)
-    session = Session()
-    board = session.open_board(uuids(world)[0])
-    assert inspect_board(session, board, proc=proc).state == "unknown"
-    world.update(0, memory_used=12 * GIB)
-    assert inspect_board(session, board, proc=proc) == BoardUse(board.uuid, "busy", memory_bytes=12 * GIB)
-    session.close()
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,8 @@ from pytest_llenergy.errors import PlanError
     ("text", "expected"),
     [
         ("40 GB", (40 * 10**9, "GB")),
-        ("40GB", (40 * 10**9, "GB")),
-        ("40 GiB", (40 * 2**30, "GiB")),
-        ("512 MiB", (512 * 2**20, "MiB")),
         (" 0.5 tb ", (5 * 10**11, "TB")),
         ("1.5gib", (3 * 2**29, "GiB")),
-        ("7 mb", (7 * 10**6, "MB")),
-        ("1 TiB", (2**40, "TiB")),
     ],
 )
 def test_memory_is_a_number_and_a_unit(text: str, expected: tuple[int, str]) -> None:

@@ -15,7 +15,6 @@ from pytest_llenergy.devices.condition import sees_all_pids
 from ..nvml_sim import Board, Process, World
 from ..nvml_sim.boards import GIB
 from ..nvml_sim.fixtures import Give
-from ..terminals import pytest_on_terminal
 from .test_run_gpus import BACKEND, CONFTEST
 
 Read = Callable[..., dict[str, Any]]
@@ -79,14 +78,6 @@ def test_a_busy_board_skips_the_test_if_configured(
     occupy(world, 0, 1)
     run(pytester, "--energy-busy=skip", *args).assert_outcomes(skipped=1)
     assert "GPU-a: busy with 12 GiB in use by no process " in str(read_report()["records"][0]["reason"])
-
-
-def test_a_waiting_test_names_the_process_on_the_board(pytester: pytest.Pytester, world: World) -> None:
-    occupy(world, 0, 1)
-    run(pytester)
-    seen = pytest_on_terminal("--energy-lease-timeout=0.5", columns=160)
-    assert seen.code == 1
-    assert seen.showed("::test_it[sleepy]: waiting for GPU-a: busy with 12 GiB in use by no process")
 
 
 def test_the_process_on_a_busy_board_is_named(

@@ -135,22 +135,6 @@ def test_a_board_without_readings_gives_a_reason_instead_of_energy(
     )
 
 
-def test_an_empty_visible_devices_variable_skips_gpu_tests(
-    suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, read_report: Read
-) -> None:
-    """An empty CUDA_VISIBLE_DEVICES is set on purpose: it is not ignored, and the CPU does not stand in."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    suite.makepyfile(ONE)
-    run(suite).assert_outcomes(skipped=1)
-    assert read_report()["records"][0]["reason"] == (
-        "gpus(1): only 0 of 2 GPUs may be used here (CUDA_VISIBLE_DEVICES=''; --energy-gpus=all overrides it "
-        "on purpose)"
-    )
-    run(suite, "--energy-gpus=1").assert_outcomes(passed=1)
-    uuids = [board["uuid"] for board in read_report()["environment"]["gpus"]]
-    assert read_report()["records"][0]["devices"] == [uuids[1]]
-
-
 def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
     suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,17 +166,6 @@ def test_invalid_arguments_name_the_test_and_the_mark(
     result.stdout.fnmatch_lines(["test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
-def test_a_gate_without_effect_on_a_parameter_is_refused(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        "import pytest\n"
-        "@pytest.mark.parametrize('i', [pytest.param(0, marks=pytest.mark.energy_gate(budget='1 J')), 1])\n"
-        "def test_it(i): pass\n"
-    )
-    result = pytester.runpytest()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["*::test_it: @pytest.mark.energy_gate checks what energy*"])
-
-
 @BOTH
 class TestNames:
     """The mark leases even if a parameter or a fixture of the user is called ``gpus``."""
@@ -191,17 +180,6 @@ class TestNames:
             def test_other(): assert count() == 1
             """
         ).assert_outcomes(passed=2)
-
-    def test_measurement_uses_the_lease_despite_a_parameter_named_gpus(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            @pytest.mark.gpus(2)
-            @pytest.mark.parametrize("gpus", [3])
-            def test_it(energy_meter, gpus):
-                with energy_meter("w") as window: assert count() == 2
-                assert len(window.by_domain) == 2
-            """
-        ).assert_outcomes(passed=1)
 
     def test_an_indirect_value_for_the_gpus_fixture_is_refused(self, run_on_two: Run) -> None:
         result = run_on_two(
@@ -258,23 +236,6 @@ class TestLevels:
             """
         ).assert_outcomes(passed=5)
 
-    def test_an_added_mark_overrides_only_if_prepended(self, run_on_two: Run) -> None:
-        added = """
-        import pytest
-        def pytest_collection_modifyitems(items):
-            for item in items:
-                item.add_marker(pytest.mark.gpus(2), append="last" in item.name)
-        """
-        run_on_two(
-            """
-            @pytest.mark.gpus(1)
-            def test_last(): assert count() == 1
-            @pytest.mark.gpus(1)
-            def test_first(): assert count() == 2
-            """,
-            added,
-        ).assert_outcomes(passed=2)
-
     def test_two_different_marks_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
         result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
         assert result.ret != 0
@@ -312,27 +273,3 @@ class TestSpan:
                 with energy_meter("w"): assert count() == 1
             """
         ).assert_outcomes(passed=3)
-
-    def test_the_lease_spans_unittest_set_up_and_tear_down(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            import unittest
-            @pytest.mark.gpus(1, isolate=False)
-            class TestIt(unittest.TestCase):
-                @classmethod
-                def setUpClass(cls): assert count() == 0
-                def setUp(self): assert count() == 1
-                def tearDown(self): assert count() == 1
-                def test_it(self): assert count() == 1
-            """
-        ).assert_outcomes(passed=1)
-
-    def test_shared_fixtures_are_set_up_before_the_lease(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            @pytest.fixture(scope="module")
-            def data(): assert count() == 0
-            @pytest.mark.gpus(1, isolate=False)
-            def test_it(data): assert count() == 1
-            """
-        ).assert_outcomes(passed=1)

@@ -80,26 +80,6 @@ def test_without_a_mark_every_visible_gpu_is_leased_and_measured(
             assert part["energy_j"] == pytest.approx(1500 * part["duration_s"], rel=0.05)
 
 
-def test_without_visible_gpus_the_cpu_is_measured(
-    pytester: pytest.Pytester, world: World, read_report: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    # The estimate of the CPU counts what the process computes.
-    burn = "[sum(range(1000)) for _ in range(10_000)]"
-    source = PLAIN.replace("time.sleep(0.5)", burn).replace("time.sleep, 0.3", f"lambda: {burn}")
-    run(pytester, source.replace("> 100", "> 0")).assert_outcomes(passed=2)
-    assert [record["devices"] for record in read_report()["records"]] == [["cpu"], ["cpu"]]
-
-
-def test_ranks_without_a_mark_stay_on_the_cpu(
-    pytester: pytest.Pytester, world: World, read_report: Read
-) -> None:
-    without_torch(pytester.path)
-    source = "import time\ndef test_it(energy, workers):\n    energy(workers.run, time.sleep, 0.1)\n"
-    run(pytester, source).assert_outcomes(passed=1)
-    assert read_report()["records"][0]["devices"] == ["cpu"]
-
-
 def test_the_process_sees_only_the_gpus_of_the_mark_during_the_test(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

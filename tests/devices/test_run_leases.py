@@ -99,24 +99,6 @@ def test_a_lock_file_removed_during_a_test_is_flagged(
     assert ["lease-lost" in each for each in flags] == [False, True]
 
 
-def test_a_test_that_changes_the_environment_does_not_change_later_leases(
-    pytester: pytest.Pytester, world: World
-) -> None:
-    pytester.makepyfile(
-        """
-        import os, pytest
-        @pytest.mark.gpus(1)
-        def test_first(gpus):
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus.visible_devices
-            os.environ["LLENERGY_LOCK_DIR"] = "/nowhere"
-        @pytest.mark.gpus(2)
-        def test_second(gpus):
-            pass
-        """
-    )
-    run(pytester).assert_outcomes(passed=2)
-
-
 @BOTH
 def test_a_board_held_elsewhere_is_not_leased(
     pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pytest_llenergy.devices.locks import lock_name
 from pytest_llenergy.report import store
 
 from ..compare.runs import record_of
@@ -27,49 +26,6 @@ Read = Callable[..., dict[str, Any]]
 @pytest.fixture
 def world(tmp_path: Path, nvml_children: Give) -> World:
     return nvml_children(World(tmp_path / "world", [Board(name="NVIDIA H200"), Board(name="NVIDIA L4")]))
-
-
-def test_boards_of_both_models_are_used_at_the_same_time(pytester: pytest.Pytester, world: World) -> None:
-    """Each test waits for the other to start."""
-    pytester.makepyfile(
-        """
-        import pathlib, time, pytest
-        @pytest.mark.gpus(1)
-        @pytest.mark.parametrize("own, other", [("0", "1"), ("1", "0")])
-        def test_it(gpus, own, other):
-            pathlib.Path("test-" + own).touch()
-            deadline = time.monotonic() + 60
-            while not pathlib.Path("test-" + other).exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        """
-    )
-    run(pytester, "-n2").assert_outcomes(passed=2)
-
-
-def test_a_rerun_waits_for_the_model_of_the_first_attempt(
-    pytester: pytest.Pytester, world: World, locks: Path
-) -> None:
-    """As pytest-rerunfailures runs it. Between the attempts somebody else takes the board."""
-    pytester.makeconftest(
-        f"""
-        import fcntl
-        from _pytest.runner import runtestprotocol
-        def pytest_runtest_protocol(item, nextitem):
-            runtestprotocol(item, nextitem=nextitem, log=False)
-            with open({str(locks / lock_name(world.board(0).uuid))!r}) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                item.execution_count = 2
-                item._initrequest()
-                runtestprotocol(item, nextitem=nextitem)
-            return True
-        """
-    )
-    pytester.makepyfile("import pytest\n@pytest.mark.gpus(1, isolate=False)\ndef test_it(gpus): pass\n")
-    result = run(pytester, "--energy-lease-timeout=0.3")
-    result.assert_outcomes(errors=1)
-    uuid = world.board(0).uuid
-    result.stdout.fnmatch_lines([f"*gpus: waited 0.3 s for {uuid}: held by an unknown process;*"])
 
 
 @pytest.mark.slow

@@ -97,27 +97,6 @@ class TestHiddenOnPurpose:
         run(ONE, "--energy-gpus=2", CUDA_VISIBLE_DEVICES="").assert_outcomes(passed=1)
         assert read_report()["records"][0]["devices"] == [C]
 
-    @pytest.mark.slow
-    def test_cpu_ranks_run_only_with_a_fallback_and_the_record_shows_it(
-        self, run: Run, read_report: Read
-    ) -> None:
-        fallback = ONE.replace("gpus(1)", 'gpus(1, fallback="cpu")')
-        result = run(fallback, CUDA_VISIBLE_DEVICES="")
-        result.assert_outcomes(passed=1)
-        result.stdout.fnmatch_lines(["fallback: 1 test ran on the CPU*"])
-        (record,) = read_report()["records"]
-        assert (record["devices"], record["fallback"]) == (["cpu"], "cpu")
-
-    @pytest.mark.slow
-    def test_a_rank_without_a_gpu_does_not_fall_back_to_the_cpu(self, run: Run) -> None:
-        """torch sees no GPU although NVML shows one: the error names both."""
-        needs_torch()
-        result = run("import pytest\n@pytest.mark.gpus(1)\ndef test_it(energy):\n    energy(sum, [1])\n")
-        result.assert_outcomes(failed=1)
-        result.stdout.fnmatch_lines(
-            [f"WorkerError: *the plan gives this rank {A}, torch sees 0 GPUs (CUDA_VISIBLE_DEVICES='{A}')*"]
-        )
-
 
 class TestCudaInPytest:
     def test_cuda_is_not_initialised_in_the_processes_of_pytest(
@@ -152,26 +131,6 @@ def libcuda(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 class TestNames:
-    @pytest.mark.parametrize(
-        ("value", "leased"),
-        [
-            (None, (A, B)),
-            (" 2,1gpu", (C, B)),
-        ],
-    )
-    def test_every_form_of_device_list_leases_full_uuids_in_order(
-        self, run: Run, value: str | None, leased: tuple[str, ...]
-    ) -> None:
-        result = run(BOTH, **({} if value is None else {"CUDA_VISIBLE_DEVICES": value}))
-        result.assert_outcomes(passed=1)
-        result.stdout.fnmatch_lines([f"LEASED {','.join(leased)}"])
-
-    def test_an_invalid_element_of_the_option_is_an_error(self, run: Run) -> None:
-        result = run(BOTH, "--energy-gpus=0,9")
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        (error,) = (line for line in result.errlines if line.startswith("ERROR: "))
-        assert error == f"ERROR: --energy-gpus: '9' does not match exactly one GPU; present: {A}, {B}, {C}"
-
     def test_a_lost_board_or_a_driver_that_refuses_is_no_fault_of_the_option(
         self, run: Run, world: World
     ) -> None:
@@ -197,16 +156,6 @@ class TestDeadBoard:
         assert (found["driver"], found["host"]["name"]) == ("580.95.05", platform.node())
         assert "pytest" in found["packages"]
         assert f"ERROR: environment: {lost}" in result.stdout.str()
-
-    def test_the_cpu_is_not_measured_alone_in_silence_if_the_driver_refuses(
-        self, run: Run, world: World
-    ) -> None:
-        world.set_init_result(NO_PERMISSION)
-        result = run("def test_it(energy_meter):\n    with energy_meter('w'): pass\n")
-        result.assert_outcomes(passed=1)
-        assert "GPUs are not measured: NVML: Insufficient Permissions; see nvidia-smi" in " ".join(
-            result.stdout.str().split()
-        )
 
 
 class TestOrder:
@@ -235,17 +184,6 @@ class TestLocalRank:
         assert len({rank["pid"] for rank in ranks}) == 2
 
 
-class TestMoreRanksThanDevices:
-    def test_degrees_whose_product_is_not_the_lease_size_are_refused(self, run: Run) -> None:
-        mark = "@pytest.mark.gpus(3)\n@pytest.mark.parallel(data=2)"
-        result = run(ONE.replace("@pytest.mark.gpus(1)", mark))
-        result.assert_outcomes(errors=1)
-        assert (
-            "::test_it: @pytest.mark.parallel(data=2) needs 2 devices and the lease has 3; make gpus(n) "
-            "their product: @pytest.mark.gpus(2)"
-        ) in result.stdout.str()
-
-
 class TestMig:
     @pytest.fixture(autouse=True)
     def _divided(self, world: World) -> None:
@@ -260,21 +198,6 @@ class TestMig:
         (record,) = read_report()["records"]
         assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
         assert "meter" in {flag["name"] for flag in record["flags"]}
-
-    def test_a_divided_board_is_not_leased_as_a_whole(self, run: Run) -> None:
-        result = run(BOTH.replace("gpus(2)", "gpus(3)"))
-        result.assert_outcomes(skipped=1)
-        assert (
-            "gpus(3): only 2 of 3 GPUs may be used here (1 divided by MIG; name instances with "
-            "--energy-gpus=MIG-a,MIG-b, or request them with gpus(mig=...))"
-        ) in result.stdout.str()
-        named = run(BOTH, f"--energy-gpus={B}")
-        assert named.ret == pytest.ExitCode.USAGE_ERROR
-        assert (
-            f"--energy-gpus: '{B}' is divided by MIG and cannot be used whole; name an instance: MIG-a "
-            "(1g.10gb), "
-            "MIG-b (1g.10gb)"
-        ) in named.stderr.str()
 
 
 #: A rank that uses the board, together with the foreign process 1 in the second round.

@@ -168,12 +168,6 @@ def test_torch_parses_device_lists_alike(
     assert tuple(UUIDS[index] for index in parsed[:count]) == expected
 
 
-def test_torch_fails_on_a_bare_sign(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VISIBLE_DEVICES, "+")
-    with pytest.raises(ValueError, match="invalid literal"):
-        cuda._parse_visible_devices()
-
-
 @pytest.mark.parametrize(("value", "since_570", "before"), MIG_ROWS)
 def test_instances_are_those_that_cuda_shows(
     value: str, since_570: tuple[str, ...], before: tuple[str, ...]
@@ -199,12 +193,6 @@ def test_torch_keeps_every_instance_that_cuda_shows(
     assert set(since_570) <= set(resolved)
     if not parsed:
         assert since_570 == before == ()
-
-
-def test_drivers_before_470_name_an_instance_by_its_board() -> None:
-    legacy = f"MIG-{A}/1/0"
-    old = Inventory(ALIKE.boards, (Instance(legacy, A, gpu_instance=1, compute_instance=0),), "450.80.02")
-    assert parse_visible_devices(environment(legacy), old).uuids == (legacy,)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +256,3 @@ def test_lists_that_do_not_depend_on_cudas_order_are_parsed(
     value: str | None, order: str | None, expected: tuple[str, ...]
 ) -> None:
     assert parse_visible_devices(environment(value, order), MIXED).uuids == expected
-
-
-def test_variables_that_count_the_boards_of_the_host_are_ignored() -> None:
-    for name in ("NVIDIA_VISIBLE_DEVICES", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "HIP_VISIBLE_DEVICES"):
-        assert parse_visible_devices({name: "1"}, ALIKE).uuids == UUIDS
-        assert parse_visible_devices({name: "1", VISIBLE_DEVICES: "0"}, ALIKE).uuids == (A,)
