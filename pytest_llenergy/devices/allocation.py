@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -171,20 +172,14 @@ def count_leasable(selection: str | None) -> int:
     return len(list_leasable(read_inventory(), selection, os.environ).uuids)
 
 
-def _sort_by_preference(uuids: Sequence[str], warm: Collection[str] = ()) -> tuple[str, ...]:
-    """Sort devices: those with idle ranks of this run first, then by memory in use.
+def _sort_by_preference(uuids: Sequence[str], warm: Collection[str] = ()) -> list[str]:
+    """Sort devices: those with idle ranks of this run first, then by memory in use; unknown use comes last.
 
-    Devices within ``EQUAL_BYTES`` of the smallest use count as equal and keep the order of the environment. A
-    device with unknown use comes last.
+    Devices within ``EQUAL_BYTES`` of the smallest use count as equal and keep the order of the environment.
     """
-    used_bytes = read_memory_use(uuids)
-    equal_bytes = min(used_bytes.values(), default=0) + EQUAL_BYTES
-
-    def rank(uuid: str) -> tuple[bool, float]:
-        used = used_bytes.get(uuid)
-        return uuid not in warm, float("inf") if used is None else max(used, equal_bytes)
-
-    return tuple(sorted(uuids, key=rank))
+    used = read_memory_use(uuids)
+    equal = min(used.values(), default=0) + EQUAL_BYTES
+    return sorted(uuids, key=lambda uuid: (uuid not in warm, max(used.get(uuid, sys.maxsize), equal)))
 
 
 def _group_by_kind(leases: Sequence[Lease], n: int, before: Sequence[Board]) -> list[list[Lease]]:

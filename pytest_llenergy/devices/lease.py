@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from pytest_llenergy.record.environment import Board
 
@@ -53,20 +54,18 @@ class LockRequest:
         """Every lock that the request may take."""
         return {lock for choice in (self.always, *self.choices) for lock in choice}
 
-    @property
-    def groups(self) -> list[list[int]]:
-        """The indices of the choices of each kind, the preferred kind first."""
-        groups: dict[int, list[int]] = {}
-        for index, kind in enumerate(self.kinds or (0,) * len(self.choices)):
-            groups.setdefault(kind, []).append(index)
-        return [*groups.values()] or [[]]
+    def locks_of(self, chosen: Iterable[int]) -> set[DeviceLock]:
+        """The locks to hold with these choices."""
+        return {*self.always, *(lock for index in chosen for lock in self.choices[index])}
 
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
-        """Return the indices of the first ``n`` possible choices; None if there are fewer."""
-        for group in self.groups:
-            possible = [index for index in group if is_possible(self.choices[index])]
-            if len(possible) >= self.n:
-                return tuple(possible[: self.n])
+        """Return the indices of the first ``n`` possible choices of a kind; None if there are fewer."""
+        kinds = self.kinds or (0,) * len(self.choices)
+        for kind in dict.fromkeys(kinds) or (0,):
+            group = (index for index, each in enumerate(kinds) if each == kind)
+            possible = (index for index in group if is_possible(self.choices[index]))
+            if len(chosen := tuple(islice(possible, self.n))) == self.n:
+                return chosen
         return None
 
 

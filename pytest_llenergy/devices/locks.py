@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 import msgspec
 
@@ -107,18 +106,14 @@ class Held:
         taken: dict[DeviceLock, int] = {}
         try:
             while True:
-                for group in request.groups:
-                    if self._try(request.always, taken):
-                        fitting = (index for index in group if self._try(request.choices[index], taken))
-                        chosen = tuple(islice(fitting, request.n))
-                        if len(chosen) == request.n:
-                            while taken:
-                                lock, descriptor = taken.popitem()
-                                self._locks[lock] = descriptor
-                            _close(self._queued)
-                            self._write_line()
-                            return chosen
-                    _close(taken)
+                if self._try(request.always, taken):
+                    chosen = request.select(lambda choice: self._try(choice, taken))
+                    if chosen is not None:
+                        self._locks |= {lock: taken.pop(lock) for lock in request.locks_of(chosen)}
+                        _close(self._queued)
+                        self._write_line()
+                        return chosen
+                _close(taken)
                 if pause():
                     self._queue_up(request)
         finally:
@@ -177,7 +172,9 @@ class Held:
         parts = []
         for line, owner in _list_lines(self.directory, without=self._name):
             if found := {*line.devices} & any_mode | {*line.shared} & exclusive:
-                parts.append(f"{', '.join(sorted(found))} held by {owner}")
+                # The message has already named what was requested.
+                which = "" if found == {*request.devices} else f"{', '.join(sorted(found))} "
+                parts.append(f"{which}held by {owner}")
         wanted = f"{request.n} of " if 0 < request.n < len(request.choices) else ""
         return f"{wanted}{', '.join(request.devices)}: {'; '.join(parts) or 'held by an unknown process'}"
 

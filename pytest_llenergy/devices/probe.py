@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ def open_nvml() -> Any:
 
 @cache
 def _import_pynvml() -> Any:
+    """Import pynvml of nvidia-ml-py, whatever other module of that name comes first."""
     try:
         # The obsolete package pynvml, which other packages install, warns on import.
         with warnings.catch_warnings():
@@ -75,9 +76,21 @@ def _import_pynvml() -> Any:
         pynvml = None
     if all(hasattr(pynvml, name) for name in NEEDED):
         return pynvml
-    found = getattr(pynvml, "__file__", "pynvml")
-    advice = "remove it, then pip install --force-reinstall nvidia-ml-py"
-    raise ProbeError(f"NVML: {found} is not that of nvidia-ml-py; {advice}")
+    # Slow to import, and seldom needed.
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    name = "_llenergy_pynvml"
+    try:
+        path = str(distribution("nvidia-ml-py").locate_file("pynvml.py"))
+        spec = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)  # type: ignore[arg-type]
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    except (PackageNotFoundError, OSError):
+        raise ProbeError(
+            f"NVML: {getattr(pynvml, '__file__', 'pynvml')} is not that of nvidia-ml-py; remove it, then "
+            "pip install --force-reinstall nvidia-ml-py"
+        ) from None
+    return module
 
 
 def read_or_none(nvml: Any, read: Callable[[], T]) -> T | None:

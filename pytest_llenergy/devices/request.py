@@ -12,9 +12,7 @@ from functools import cached_property
 from pytest_llenergy.errors import PlanError
 
 #: Bytes per unit. Vendors count memory in units of 10^9 bytes; the driver shows a little more than that.
-UNITS = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-SPELLING = {"mb": "MB", "gb": "GB", "tb": "TB", "mib": "MiB", "gib": "GiB", "tib": "TiB"}
-SMALLER = {"TB": "GB", "GB": "MB", "TiB": "GiB", "GiB": "MiB"}
+UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 #: Compute slices if fewer than GPU slices, GPU slices, memory.
 PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb")
@@ -113,25 +111,29 @@ def parse_memory(text: str) -> tuple[int, str]:
         PlanError: The text is not such a size.
     """
     # The argument of a mark may have any type.
-    size_and_unit = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([mgt]i?b)\s*"
-    match = re.fullmatch(size_and_unit, text.lower()) if isinstance(text, str) else None
-    size = float(match[1]) * UNITS[match[2]] if match is not None else 0.0
-    if match is None or not 0 < size < math.inf:
+    match = (
+        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mgt]i?b)\s*", text, re.I | re.A)
+        if isinstance(text, str)
+        else None
+    )
+    unit = next((each for each in UNITS if match is not None and each.lower() == match[2].lower()), "")
+    size = float(match[1]) * UNITS[unit] if match is not None else 0.0
+    if not 0 < size < math.inf:
         raise PlanError(
             f'memory is {text!r}, needs a number above 0 and a unit, such as "40 GB" or "40 GiB" '
-            f"(units: {', '.join(SPELLING.values())})"
+            f"(units: {', '.join(UNITS)})"
         )
-    return round(size), SPELLING[match[2]]
+    return round(size), unit
 
 
 def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
-    """Format a size in this unit, or in the next smaller unit if it is less than 1 of this one.
+    """Format a size in this unit, or in millions if it is less than 1 of this one.
 
     The number has one decimal and is never rounded up, so that too little memory does not look sufficient.
     """
     if memory_bytes is None:
         return "unknown memory"
-    if memory_bytes < UNITS[unit.lower()]:
-        unit = SMALLER.get(unit, unit)
-    tenths = memory_bytes * 10 // UNITS[unit.lower()]
+    if memory_bytes < UNITS[unit]:
+        unit = f"M{unit[1:]}"
+    tenths = memory_bytes * 10 // UNITS[unit]
     return f"{tenths / 10:g} {unit}" if tenths % 10 else f"{tenths // 10} {unit}"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 
 import pytest
 
@@ -178,33 +178,24 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
     Raises:
         DeviceError: A board cannot be changed or restored.
     """
-    state, draft = state_of(item.config), draft_of(item)
-    # The agents of other hosts have restored them already.
-    if settings is None and (draft.gang is not None or not lease.uuids):
-        yield
-        return
-    if settings is not None and draft.gang is not None:
-        from pytest_llenergy.hosts.remote_settings import apply_on_hosts
+    state, gang = state_of(item.config), draft_of(item).gang
+    with ExitStack() as stack:
+        # The agents of other hosts have restored theirs.
+        if gang is None:
+            directory = stack.enter_context(closing(open_lock_directory(state.environment)))
+            restore_left_changes(directory, lease.uuids)
+        if settings is not None:
+            if gang is None:
+                applying = apply_settings(settings, lease, directory, state.pool.descriptors)
+            else:
+                from pytest_llenergy.hosts.remote_settings import apply_on_hosts
 
-        try:
-            with apply_on_hosts(settings, draft.gang.clients) as draft.settings:
-                yield
-        except SettingsRefusedError as error:
-            pytest.skip(str(error))
-        return
-    directory = open_lock_directory(state.environment)
-    try:
-        restore_left_changes(directory, lease.uuids)
-        if settings is None:
-            yield
-            return
-        try:
-            with apply_settings(settings, lease, directory, state.pool.descriptors) as draft.settings:
-                yield
-        except SettingsRefusedError as error:
-            pytest.skip(str(error))
-    finally:
-        directory.close()
+                applying = apply_on_hosts(settings, gang.clients)
+            try:
+                draft_of(item).settings = stack.enter_context(applying)
+            except SettingsRefusedError as error:
+                pytest.skip(str(error))
+        yield
 
 
 def gpu_settings_of(item: pytest.Item, values: Mapping[str, object] | None) -> GpuSettings | None:

@@ -45,10 +45,6 @@ def test_boards_are_leased_in_the_order_of_the_environment(uuids: list[str]) -> 
     assert lease.fallback is None
 
 
-def test_boards_of_one_model_are_leased_together(uuids: list[str]) -> None:
-    assert select_devices(GpuRequest(2), environment={}).uuids == (uuids[1], uuids[2])
-
-
 @pytest.mark.parametrize("value", ["", "-1"])
 def test_an_environment_that_allows_no_gpu_is_obeyed_and_named(uuids: list[str], value: str) -> None:
     with pytest.raises(DeviceError) as caught:

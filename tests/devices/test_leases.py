@@ -161,7 +161,7 @@ class TestWaiting:
         waiting.ask("GPU-0", "GPU-1")
         assert waiting.is_silent_for(1.0)
         # It is free, and queued for.
-        assert f"for GPU-0: GPU-0 held by process {waiting.pid} of {ME} " in later.refused("GPU-0")
+        assert f"for GPU-0: held by process {waiting.pid} of {ME} " in later.refused("GPU-0")
         holder.release()
         assert waiting.answer() == {"held": ["GPU-0", "GPU-1"]}
 
@@ -222,7 +222,7 @@ class TestShared:
         first.take("MIG-a", ("GPU-b", True))
         second.take("MIG-c", ("GPU-b", True), wait_s=0.0)
         told = whole.refused("GPU-b")
-        assert all(f"GPU-b held by process {each.pid} of " in told for each in (first, second))
+        assert all(f"held by process {each.pid} of " in told for each in (first, second))
         first.release()
         second.release()
         whole.take("GPU-b", wait_s=0.0)
@@ -234,7 +234,7 @@ class TestHolders:
         holder = make()
         holder.take(GPU, test="benchmarks/test_x.py::test_y")
         assert re.fullmatch(
-            rf"gpus: waited 0\.2 s for {GPU}: {GPU} held by process {holder.pid} of {ME} since [-\d]+ [:\d]+ "
+            rf"gpus: waited 0\.2 s for {GPU}: held by process {holder.pid} of {ME} since [-\d]+ [:\d]+ "
             r"\(benchmarks/test_x\.py::test_y\); wait for it, or raise --energy-lease-timeout",
             make().refused(GPU, wait_s=0.2),
         )

@@ -52,5 +52,4 @@ def test_another_module_named_pynvml_leaves_tests_of_the_cpu(project: Project, w
     ended.check(passed=1)
     project.write("test_v.py", VISIBLE)
     ended = project.pytest("test_v.py", "-k", "one")
-    ended.check(error=1)
-    assert "pynvml.py is not that of nvidia-ml-py; remove it" in ended.text
+    ended.check(passed=1)

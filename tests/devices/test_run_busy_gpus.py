@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.condition import sees_all_pids
-
-from ..nvml_sim import Board, Process, World
+from ..nvml_sim import Board, World
 from ..nvml_sim.boards import GIB
 from ..nvml_sim.fixtures import Give
 from .test_run_gpus import BACKEND, CONFTEST
@@ -78,20 +76,6 @@ def test_a_busy_board_skips_the_test_if_configured(
     occupy(world, 0, 1)
     run(pytester, "--energy-busy=skip", *args).assert_outcomes(skipped=1)
     assert "GPU-a: busy with 12 GiB in use by no process " in str(read_report()["records"][0]["reason"])
-
-
-def test_the_process_on_a_busy_board_is_named(
-    pytester: pytest.Pytester, world: World, read_report: Read
-) -> None:
-    if not sees_all_pids():
-        pytest.skip("in a container the PIDs of the driver are meaningless")
-    for index in (0, 1):
-        # Process 1 of the system does not belong to the test.
-        world.update(index, processes=(Process(1, 12 * GIB),))
-    run(pytester).assert_outcomes(errors=1)
-    reason = str(read_report()["records"][0]["reason"])
-    assert reason.startswith("Failed: DeviceError: GPU-a: busy with process 1 (")
-    assert re.search(r"\) using 12 GiB, waited \d+(\.\d)? s; end it, ", reason)
 
 
 def test_unknown_processes_are_a_flag_not_a_failure(

@@ -341,7 +341,7 @@ def test_progress_names_the_holder_of_the_devices(quick: pytest.Pytester) -> Non
         lines = quick.runpytest_subprocess(*arguments).stdout.str()
         holder.stdin.close()
     assert seen.code == 1
-    message = f"waiting for cpu: cpu held by process {holder.pid} of "
+    message = f"waiting for cpu: held by process {holder.pid} of "
     assert seen.showed(f"test_it.py::test_measured: {message}")
     assert seen.showed("(other.py::test_of_others)")
     assert f"energy: test_it.py::test_measured: {message}" in lines
@@ -363,7 +363,7 @@ def test_a_wait_for_devices_is_shown_even_if_progress_is_silent(
         assert holder.stdout.readline() == "held\n"
         result = quick.runpytest_subprocess("test_it.py", *ONE, "--energy-lease-timeout=4", *arguments)
         holder.stdin.close()
-    message = f"energy: test_it.py::test_measured: waiting for cpu: cpu held by process {holder.pid} of "
+    message = f"energy: test_it.py::test_measured: waiting for cpu: held by process {holder.pid} of "
     seen = result.stderr if arguments == ["-n1"] else result.stdout
     (line,) = (line for line in seen.lines if line.startswith(message))
     assert "(other.py::test_of_others)" in line
