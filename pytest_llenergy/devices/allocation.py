@@ -129,16 +129,17 @@ def list_leasable(
             # The environment assigns no identifiable GPU, which is not a fault of the host.
             raise ShortageError(str(error)) from None
         settings = describe_settings(environment, inventory)
-        notes = [f"{settings}: {listed.reason}" if listed.reason else settings]
+        source = f"{settings}: {listed.reason}" if listed.reason else settings
     else:
         try:
             listed = VisibleDevices(parse_selection(selection, inventory))
         except DeviceError as error:
             raise DeviceError(f"--energy-gpus: {error}") from None
-        notes = ["" if selection == "all" else f"--energy-gpus={selection} chooses these"]
+        source = "" if selection == "all" else f"--energy-gpus={selection} chooses these"
     if {*listed.uuids} >= {*inventory.uuids}:
-        notes = []
-    advice = [OVERRIDE] if selection is None and any(notes) else []
+        source = ""
+    advice = OVERRIDE if selection is None and source else ""
+    notes = [source if listed.reason else ""]
     divided = [uuid for uuid in listed.uuids if inventory.board_instances(uuid)]
     empty = [uuid for uuid in listed.uuids if uuid in inventory.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in listed.uuids if uuid not in divided and uuid not in empty]
@@ -155,9 +156,10 @@ def list_leasable(
             named = f"name instances with --energy-gpus={names}, or request them with gpus(mig=...)"
             notes.append(f"{len(divided)} divided by MIG; {named}")
     notes += [f"{len(empty)} {NO_INSTANCES}"] if empty else []
-    reason = "; ".join(filter(None, (*notes, *advice))) or None
+    limits = "; ".join(filter(None, (source, *notes[1:], advice))) or None
+    reason = "; ".join(filter(None, notes)) or None if kept else limits
     on_purpose = bool(advice) and not listed.uuids and listed.reason is None
-    return VisibleDevices(tuple(kept), reason, on_purpose)
+    return VisibleDevices(tuple(kept), reason, limits, on_purpose)
 
 
 def count_leasable(selection: str | None) -> int:
@@ -231,15 +233,15 @@ def _explain_shortage(
         return f"this host has no GPU ({inventory.driver_missing or 'NVML shows none'})"
     if request.mig is not None and not leasable.uuids:
         return (
-            f"there is no MIG instance here{f' ({leasable.reason})' if leasable.reason else ''}; nvidia-smi "
+            f"there is no MIG instance here{f' ({leasable.limits})' if leasable.limits else ''}; nvidia-smi "
             f"mig -cgi {request.mig} -C makes one on a board in MIG mode"
         )
     kind = "MIG instances" if request.mig is not None else "GPUs"
     if fitting == len(leasable.uuids):
         total = len(inventory.instances if request.mig is not None else inventory.boards)
-        cause = f" ({leasable.reason})" if leasable.reason else ""
+        cause = f" ({leasable.limits})" if leasable.limits else ""
         return f"only {fitting} of {total} {kind} may be used here{cause}"
     counts = Counter(filter(None, (_find_mismatch(request, uuid, inventory) for uuid in leasable.uuids)))
     others = ", ".join(f"{n} × {text}" if n > 1 else text for text, n in counts.items())
-    details = "; ".join(filter(None, (others, leasable.reason)))
+    details = "; ".join(filter(None, (others, leasable.limits)))
     return f"only {fitting} of {len(leasable.uuids)} {kind} fit (others: {details})"

@@ -222,7 +222,9 @@ def describe_process(process: BoardProcess) -> str:
     """Return pid, command and memory of a process."""
     size = process.used_memory_bytes
     held = "" if size is None else f" using {format_memory(size)}"
-    return f"process {process.pid} ({describe_command(process.pid) or process.name or 'name unknown'}){held}"
+    # In another namespace, the pid may be that of another process.
+    command = describe_command(process.pid) if sees_all_pids() else ""
+    return f"process {process.pid} ({command or process.name or 'name unknown'}){held}"
 
 
 def describe_command(pid: int, proc: Path = Path("/proc")) -> str:

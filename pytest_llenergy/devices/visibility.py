@@ -35,10 +35,18 @@ AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 
 @dataclass(frozen=True)
 class VisibleDevices:
-    """Full UUIDs in the order of a list, why devices are excluded, and whether all are hidden on purpose."""
+    """The devices that a list allows.
+
+    Attributes:
+        uuids: Full UUIDs in the order of the list.
+        reason: What is wrong with the list, or why it allows no device.
+        limits: Everything that excludes devices, for a request that finds too few.
+        on_purpose: Whether all are hidden on purpose.
+    """
 
     uuids: tuple[str, ...]
     reason: str | None = None
+    limits: str | None = None
     on_purpose: bool = False
 
 
