@@ -157,8 +157,3 @@ def test_in_a_container_foreign_processes_are_unknown(tmp_path: Path, pids: tupl
     proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
     told = "NVML reports process ids of the host, and this is another PID namespace"
     assert find_foreign_processes(processes(*pids), proc=proc) == told
-
-
-def test_unreported_processes_do_not_mean_an_empty_board(tmp_path: Path) -> None:
-    told = find_foreign_processes(Condition(processes=None), proc=proc_of(tmp_path, FIRST_NAMESPACE))
-    assert told == "the driver does not report the processes on the board"
