@@ -21,8 +21,7 @@ import psutil
 
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts import timeouts
-from pytest_llenergy.ranks.meeting import LOOPBACK
-from pytest_llenergy.ranks.plan import INTERFACES
+from pytest_llenergy.ranks.plan import INTERFACES, LOOPBACK
 from pytest_llenergy.record.environment import is_same_boot, read_boot_id
 
 #: How many hosts may try at the same time.

@@ -7,7 +7,6 @@ joules between them.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -82,7 +81,7 @@ def open_here(
     boards: Sequence[str], names: Sequence[str], require_measured: bool, specs: Sequence[bytes]
 ) -> Selection:
     """Open the meters of these boards, of the CPU without boards, also those of ``dump_meters``."""
-    extra = [load_call(io.BytesIO(each)) for each in specs]
+    extra = [load_call(each) for each in specs]
     registry = MeterRegistry([_fail_in_one_line(make(*arguments)) for make, arguments, _ in extra])
     return open_meters(names, registry, Targets(tuple(boards)), require_measured=require_measured)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
@@ -36,9 +35,8 @@ from pytest_llenergy.hosts.agent import AgentContext
 from pytest_llenergy.hosts.meeting import Offer, find_routes, listen
 from pytest_llenergy.hosts.rank_stream import relay
 from pytest_llenergy.hosts.wire import Hello
-from pytest_llenergy.ranks.host import RankLog
+from pytest_llenergy.ranks.host import RankLog, StartMethod
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.record.record import BoardSettings, Flag
 
 #: Variables that describe a host or its session. Ranks get those of their own host, and all others from
@@ -104,9 +102,8 @@ class RankService:
             "start": self._start,
             "exit_code": lambda group, pid: self._local.exit_code(group, pid),
             "tail": lambda group, rank: self._logs[group][rank].tail(),
-            "write_stacks": lambda group: list(self._local.write_stacks(group).items()),
+            "write_stacks": lambda group: self._local.write_stacks(group),
             "kill": self._kill,
-            "has_file": _has_file,
             "usable_cpus": lambda: list(usable_cpus()),
         }
 
@@ -260,10 +257,3 @@ def _decode_environment(environment: bytes) -> dict[str, str]:
     shared = {name: value for name, _, value in pairs if name not in HOST_VARIABLES}
     own = {name: value for name, value in os.environ.items() if name in HOST_VARIABLES}
     return {**shared, **own}
-
-
-def _has_file(path: str, digest: str) -> bool:
-    try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest() == digest
-    except OSError:
-        return False

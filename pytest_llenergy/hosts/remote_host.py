@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,8 @@ from pytest_llenergy.hosts.meeting import Offer, arrange_meetings
 from pytest_llenergy.hosts.rank_service import LeaseAnswer
 from pytest_llenergy.hosts.timeouts import AUTHENTICATION_TIMEOUT_S
 from pytest_llenergy.ranks import timeouts
-from pytest_llenergy.ranks.host import StartedRank
+from pytest_llenergy.ranks.host import StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import ProcessPlan
-from pytest_llenergy.ranks.start_method import StartMethod
 
 #: Time limit for an answer about ranks. The agent may have to wait for its supervisor.
 ANSWER_TIMEOUT_S = timeouts.SUPERVISOR_ANSWER_TIMEOUT_S + timeouts.GROUP_KILL_TIMEOUT_S
@@ -62,8 +60,6 @@ class RemoteHost:
         self._start_method = start_method
         self._logs = None if logs is None else logs / client.name
         self._groups: set[str] = set()
-        #: Whether the host has each file, by its path and the time of its last change.
-        self._has_file: dict[tuple[str, int], bool] = {}
 
     def call(self, verb: str, **arguments: Any) -> Any:
         """Return the answer to a request about ranks; raises as ``AgentClient.call`` does."""
@@ -125,17 +121,6 @@ class RemoteHost:
         """See ``Host``."""
         return self._client.clock.to_local(time_ns)
 
-    def has_file(self, path: str) -> bool:
-        """See ``Host``."""
-        try:
-            key = path, Path(path).stat().st_mtime_ns
-            if key not in self._has_file:
-                digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-                self._has_file[key] = self.call("has_file", path=path, digest=digest)
-        except OSError:
-            return False
-        return self._has_file[key]
-
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
@@ -164,8 +149,7 @@ class RemoteHost:
         """See ``Host``."""
         if len(hosts) > 1:
             return arrange_meetings(group, plan.nodes, hosts, environment)
-        count, joined = len(plan.ranks), plan.process_group
-        url, master = self.call("meet_here", group=group, ranks=count, process_group=joined)
+        url, master = self.call("meet_here", group=group, ranks=len(plan.ranks))
         return url, {self.name: master}
 
     def offer_meeting(self, group: str) -> Offer:
@@ -201,9 +185,9 @@ class RemoteHost:
         code: int | None = self.call("exit_code", group=group, pid=pid)
         return code
 
-    def write_stacks(self, group: str) -> dict[int, str]:
+    def write_stacks(self, group: str) -> None:
         """See ``Host``."""
-        return dict(self.call("write_stacks", group=group))
+        self.call("write_stacks", group=group)
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``. A lost host kills its ranks itself."""

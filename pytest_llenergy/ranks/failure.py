@@ -44,11 +44,8 @@ class Failure:
 
     @property
     def is_echo(self) -> bool:
-        """Whether it only reports that another rank is gone, with an error of torch and not of the test.
-
-        A report from the start of a rank lacks this field; such an error can only come from torch.
-        """
-        return bool(self.report.get("collective", True) and PEER_LOST.search(str(self.report["message"])))
+        """Whether it only reports that another rank is gone. torch's errors about that are RuntimeErrors."""
+        return bool(self.report.get("runtime_error", True) and PEER_LOST.search(str(self.report["message"])))
 
     @property
     def host_lost(self) -> str | None:
@@ -127,10 +124,10 @@ def raise_first_cause(
         # The silent ones might have failed.
         working = f" ({_ranks(plan.rank for plan in silent)} still at work, and ended)" if silent else ""
         raise OutcomeInRank(report["outcome"], f"{report['reason']}{working}", report.get("exit_code"))
+    # One error for all ranks of a lost host.
+    there = [each for each in failures if each is first or (first.host_lost and each.host_lost)]
+    others = _describe_others([each for each in failures if each not in there])
     if first.host_lost is not None:
-        # One error for all ranks of the host.
-        there = [each for each in failures if each.host_lost == first.host_lost]
-        others = _describe_others([each for each in failures if each not in there], first)
         ranks = _ranks(sorted(each.plan.rank for each in there))
         message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
         raise WorkerError(message, others, sections=_sections(outputs))
@@ -145,8 +142,7 @@ def raise_first_cause(
         raise error
     # The output of the failed rank comes first.
     ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
-    traceback = str(report.get("traceback", "")).rstrip()
-    details = "\n\n".join(filter(None, (traceback, _describe_others(failures, first))))
+    details = "\n\n".join(filter(None, (str(report.get("traceback", "")).rstrip(), others)))
     raise WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
 
 
@@ -161,18 +157,15 @@ def _ranks(numbers: Iterable[int]) -> str:
     return f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names)}"
 
 
-def _describe_others(failures: Sequence[Failure], first: Failure) -> str:
-    """Return one line about all other failures. Ranks that only lost a peer share one message."""
-    alike: dict[tuple[str, str], tuple[str, list[int]]] = {}
+def _describe_others(failures: Sequence[Failure]) -> str:
+    """Return one line about further failures. Ranks that only lost a peer share one message."""
+    alike: dict[str, tuple[str, list[int]]] = {}
     for each in sorted(failures, key=lambda failure: failure.time_ns):
-        if each is not first:
-            when = "later" if each.time_ns >= first.time_ns else "earlier"
-            line = (str(each.report["message"]).splitlines() or [""])[0]
-            key = when, "a lost peer" if each.is_echo else line
-            alike.setdefault(key, (line, []))[1].append(each.plan.rank)
+        line = (str(each.report["message"]).splitlines() or [""])[0]
+        alike.setdefault("a lost peer" if each.is_echo else line, (line, []))[1].append(each.plan.rank)
     return "; ".join(
-        f"{_ranks(numbers)} {when}: {textwrap.shorten(line, OTHERS_CHARACTERS, placeholder=' …')}"
-        for (when, _), (line, numbers) in alike.items()
+        f"{_ranks(numbers)}: {textwrap.shorten(line, OTHERS_CHARACTERS, placeholder=' …')}"
+        for line, numbers in alike.values()
     )
 
 

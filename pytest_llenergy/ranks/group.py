@@ -23,7 +23,7 @@ from pytest_llenergy import real_time
 from pytest_llenergy.backends.interpreter import activated_environment
 from pytest_llenergy.errors import WorkerError, warn_caller
 from pytest_llenergy.ranks import failure, timeouts
-from pytest_llenergy.ranks.host import Host, RankLog
+from pytest_llenergy.ranks.host import Host, RankLog, StartMethod
 from pytest_llenergy.ranks.plan import (
     LOCALHOST,
     ProcessPlan,
@@ -31,8 +31,6 @@ from pytest_llenergy.ranks.plan import (
     check_placement,
     inherited_environment,
 )
-from pytest_llenergy.ranks.start_method import StartMethod
-from pytest_llenergy.ranks.timeouts import TimeLimit
 from pytest_llenergy.ranks.transport import set_time_limit, wait
 from pytest_llenergy.record.record import RankInfo
 from pytest_llenergy.record.timeline import RankTimeline, convert_times
@@ -90,15 +88,13 @@ class RankGroup:
         self._hosts = {name: hosts[name] for name in plan.hosts}
         self._ranks: list[_Rank] = []
         start = real_time.monotonic()
-        limit = TimeLimit(timeouts.START_TIMEOUT_S)
         try:
-            with limit.counting():
-                try:
-                    environment = inherited_environment() if environment is None else environment
-                    self._start(descriptors, environment, limit)
-                except OSError as error:
-                    raise WorkerError(f"the ranks cannot be started: {error}") from error
-                self.ranks: tuple[RankInfo, ...] = check_placement(plan, self._collect_answers(limit))
+            try:
+                self._start(descriptors, inherited_environment() if environment is None else environment)
+            except OSError as error:
+                raise WorkerError(f"the ranks cannot be started: {error}") from error
+            facts = self._collect_answers(timeouts.START_TIMEOUT_S)
+            self.ranks: tuple[RankInfo, ...] = check_placement(plan, facts)
         except BaseException:
             self.kill()
             raise
@@ -118,9 +114,7 @@ class RankGroup:
             return True
         return bool(wait([rank.connection for rank in self._ranks], 0))
 
-    def request(
-        self, verb: str, payloads: Sequence[Any], limit: TimeLimit | float | None = None
-    ) -> list[Any]:
+    def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
         """Send one request to each rank and wait for all answers.
 
         One thread requests at a time; ``kill`` may come from another.
@@ -128,7 +122,7 @@ class RankGroup:
         Args:
             verb: One of the verbs of ``server.RankServer``.
             payloads: One for each rank. Ranks may share one, which is then encoded once.
-            limit: Time limit for all answers (seconds), or one that several requests share.
+            timeout_s: Time limit for all answers.
 
         Returns:
             The answers in rank order.
@@ -142,10 +136,8 @@ class RankGroup:
         if not self._busy.acquire(blocking=False):
             raise WorkerError("these ranks are busy in another thread")
         try:
-            limit = limit if isinstance(limit, TimeLimit) else TimeLimit(limit)
-            with limit.counting():
-                self._send(verb, payloads)
-                return self._collect_answers(limit)
+            self._send(verb, payloads)
+            return self._collect_answers(timeout_s)
         except BaseException as error:
             killed_meanwhile = not self.alive
             self.kill()
@@ -155,20 +147,14 @@ class RankGroup:
         finally:
             self._busy.release()
 
-    def request_all(
-        self, verb: str, payload: Any = None, limit: TimeLimit | float | None = None
-    ) -> list[Any]:
+    def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Send the same request to every rank; see ``request``."""
-        return self.request(verb, [payload] * len(self._ranks), limit)
+        return self.request(verb, [payload] * len(self._ranks), timeout_s)
 
     def to_local_times(self, timeline: RankTimeline) -> RankTimeline:
         """Return the timeline of a rank with all times on the clock of pytest's host."""
         name = self.plan.ranks[timeline.rank].host
         return timeline if name == LOCALHOST else convert_times(timeline, self._hosts[name].to_local)
-
-    def all_hosts_have(self, path: str) -> bool:
-        """Return whether all hosts of the ranks have the same file as pytest's host."""
-        return all(host.has_file(path) for host in self._hosts.values())
 
     def close(self) -> None:
         """Ask the ranks to stop, then kill the remaining ones."""
@@ -199,7 +185,7 @@ class RankGroup:
                 "devices stay leased until they end"
             )
 
-    def _start(self, descriptors: Sequence[int], environment: Mapping[str, str], limit: TimeLimit) -> None:
+    def _start(self, descriptors: Sequence[int], environment: Mapping[str, str]) -> None:
         python = self.plan.python
         environment = activated_environment(environment, python)
         by_host = {name: [each for each in self.plan.ranks if each.host == name] for name in self._hosts}
@@ -207,7 +193,7 @@ class RankGroup:
         def prepare(name: str) -> None:
             # Before any rank is started, since one supervisor serves all ranks of a host.
             variables = {**environment, **by_host[name][0].environment()}
-            self._hosts[name].prepare(self._name, variables, self.plan.preload, limit.left_s())
+            self._hosts[name].prepare(self._name, variables, self.plan.preload, timeouts.START_TIMEOUT_S)
 
         _at_once(prepare, list(by_host))
         first = self._hosts[self.plan.ranks[0].host]
@@ -258,16 +244,15 @@ class RankGroup:
             with suppress(OSError):
                 rank.connection.send_bytes(messages[id(payload)])
 
-    def _collect_answers(self, limit: TimeLimit) -> list[Any]:
+    def _collect_answers(self, timeout_s: float | None) -> list[Any]:
         """Return one answer from each rank; blocks without polling, so that pytest uses no CPU meanwhile."""
         answers: dict[int, Any] = {}
         failures: list[failure.Failure] = []
         #: Those that have answered send nothing more, but may end before the others have.
         watched = {rank.connection: rank for rank in self._ranks}
-        others_deadline = math.inf
+        deadline = math.inf if timeout_s is None else real_time.monotonic() + timeout_s
         while silent := [rank for rank in watched.values() if rank.plan.rank not in answers]:
-            left_s = min(limit.left_s(), max(0.0, others_deadline - real_time.monotonic()))
-            readable = wait(list(watched), left_s)
+            readable = wait(list(watched), max(0.0, deadline - real_time.monotonic()))
             if not readable:
                 break
             for rank in [rank for connection, rank in watched.items() if connection in readable]:
@@ -286,30 +271,18 @@ class RankGroup:
                 else:
                     del watched[rank.connection]
                     failures.append(failure.Failure(rank.plan, rank.pid, value))
-            if failures:
-                others_deadline = min(others_deadline, real_time.monotonic() + self._patience_s(failures))
-        if failures:
+                    several = len(self._hosts) > 1
+                    more_s = timeouts.OTHER_HOSTS_TIMEOUT_S if several else timeouts.OTHER_RANKS_TIMEOUT_S
+                    deadline = min(deadline, real_time.monotonic() + more_s)
+        if silent and not failures:
+            self._on_hosts(lambda host: host.write_stacks(self._name))
+        if silent or failures:
             outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
-            failure.raise_first_cause(failures, len(self._ranks), outputs, [rank.plan for rank in silent])
-        if silent:
-            missing: dict[int, str] = {}
-            for reasons in self._on_hosts(lambda host: host.write_stacks(self._name)):
-                missing.update(reasons or {})
-            outputs = []
-            for rank in self._ranks:
-                why = missing.get(rank.plan.rank)
-                outputs.append((rank.plan, [*rank.log.tail(), *([f"({why})"] if why else [])]))
             plans = [rank.plan for rank in silent]
-            failure.raise_hang(plans, len(self._ranks), limit.seconds or 0.0, outputs)
+            if failures:
+                failure.raise_first_cause(failures, len(self._ranks), outputs, plans)
+            failure.raise_hang(plans, len(self._ranks), timeout_s or 0.0, outputs)
         return [answers[rank.plan.rank] for rank in self._ranks]
-
-    def _patience_s(self, failures: Sequence[failure.Failure]) -> float:
-        """Return how long to wait for the failures of other ranks."""
-        if any(each.host_lost is not None for each in failures):
-            return timeouts.AFTER_LOSS_TIMEOUT_S
-        if len(self._hosts) > 1 and all(each.is_echo for each in failures):
-            return timeouts.OTHER_HOSTS_TIMEOUT_S
-        return timeouts.OTHER_RANKS_TIMEOUT_S
 
 
 def _at_once(work: Callable[[str], Result], names: Sequence[str]) -> list[Result]:

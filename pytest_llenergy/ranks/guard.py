@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A parent process that cleans up after a process which may hang.
+"""A parent process that cleans up after a process which may hang or be killed.
 
-A process that imports torch, or takes a step that may never end, cannot monitor pytest at the same time. Its
-guard does so, and adopts its descendants: however the process, its guard or pytest ends, no descendant is
-left behind. Standard library only and one thread; the guard imports nothing for others.
+A process that imports torch cannot watch pytest at the same time. Its guard does, and adopts what it leaves
+behind. Standard library only and one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import NoReturn
 from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.ranks import proctree, timeouts
 
-#: Signals that ask a process to end, which a guard passes on.
+#: Signals that ask a process to end.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 #: The directory that contains this package.
@@ -39,19 +38,19 @@ class Signals:
         for number in (signal.SIGCHLD, *ENDING_SIGNALS):
             signal.signal(number, lambda *_: None)
 
-    def wait(self, others: Iterable[int | None] = (), timeout_s: float | None = None) -> set[int]:
-        """Wait for a signal or a readable descriptor. Returns the readable descriptors."""
+    def wait(self, others: Iterable[int] = (), timeout_s: float | None = None) -> tuple[set[int], int | None]:
+        """Wait for a signal or a readable descriptor.
+
+        Returns the readable descriptors, and a signal that has asked this process to end.
+        """
         poll = select.poll()
         for each in (self._ends[0], *others):
-            if each is not None:
-                poll.register(each, select.POLLIN)
-        return {each for each, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}
-
-    def ending(self) -> int | None:
-        """Return a signal that has asked this process to end since the last call, or None."""
+            poll.register(each, select.POLLIN)
+        readable = {each for each, _ in poll.poll(None if timeout_s is None else timeout_s * 1e3)}
+        ending = None
         with suppress(BlockingIOError):
-            return next((each for each in os.read(self._ends[0], 4096) if each in ENDING_SIGNALS), None)
-        return None
+            ending = next((each for each in os.read(self._ends[0], 4096) if each in ENDING_SIGNALS), None)
+        return readable, ending
 
     def close(self) -> tuple[int, int]:
         """Restore Python's own behaviour, in a fork. Returns descriptors to close."""
@@ -60,13 +59,6 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return self._ends
-
-
-def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when a process ends; None where the kernel has none."""
-    with suppress(OSError, AttributeError):
-        return os.pidfd_open(pid)
-    return None
 
 
 def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> None:
@@ -85,33 +77,20 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> None:
 
 
 def _guard(parent_pid: int, directory: str, child: int) -> NoReturn:
-    signals, parent = Signals(), open_pidfd(parent_pid)
+    signals = Signals()
     deadline_s: float | None = None
-    status: int | None = None
-    while True:
-        status = dict(proctree.reap()).get(child)
-        if status is not None:
-            break
-        asked = signals.ending() is not None or os.getppid() != parent_pid
-        if deadline_s is None and asked:
+    ending: int | None = None
+    while (status := dict(proctree.reap()).get(child)) is None:
+        if deadline_s is None and (ending is not None or os.getppid() != parent_pid):
             deadline_s = time.monotonic() + timeouts.GUARDED_STOP_TIMEOUT_S
             os.kill(child, signal.SIGTERM)
         elif deadline_s is not None and time.monotonic() > deadline_s:
             # The child is stopped or hangs.
             proctree.kill_tree({child, *proctree.children()}, but_restorers=True)
-        if deadline_s is None and parent is not None:
-            signals.wait([parent])
-        else:
-            signals.wait((), timeouts.ORPHAN_POLL_S)
-    pause_s = timeouts.KILL_POLL_S
-    deadline_s = time.monotonic() + timeouts.RESTORE_TIMEOUT_S
-    while left := proctree.children():
-        # Whoever waits for this process, such as Slurm, would kill what outlives it.
-        proctree.kill_tree(left, but_restorers=time.monotonic() < deadline_s)
-        list(proctree.reap())
-        time.sleep(pause_s)
-        # A process may be stuck in a driver for hours.
-        pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
+        ending = signals.wait(timeout_s=timeouts.ORPHAN_POLL_S)[1]
+    restored_s = time.monotonic() + timeouts.RESTORE_TIMEOUT_S
+    # Whoever waits for this process, such as Slurm, would kill what outlives it.
+    proctree.kill_children(lambda: time.monotonic() < restored_s)
     if os.getppid() != parent_pid:
         shutil.rmtree(directory, ignore_errors=True)
     # As a shell does: by what number the child was ended.

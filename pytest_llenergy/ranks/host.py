@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pytest_llenergy.ranks.plan import ProcessPlan
+
+StartMethod = Literal["spawn", "forkserver"]
+"""How ranks start: as fresh interpreters, or as forks of a supervisor with the framework loaded."""
 
 
 class RankLog(Protocol):
@@ -47,9 +50,6 @@ class Host(Protocol):
     def to_local(self, time_ns: int) -> int:
         """Convert a reading of this host's monotonic clock to one of pytest's host (nanoseconds)."""
 
-    def has_file(self, path: str) -> bool:
-        """Return whether this host has the same file at the same path as pytest's host."""
-
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
@@ -86,8 +86,8 @@ class Host(Protocol):
     def exit_code(self, group: str, pid: int) -> int | None:
         """Wait for the exit code of a rank, negative for a signal; ``None`` if it goes on running."""
 
-    def write_stacks(self, group: str) -> Mapping[int, str]:
-        """Let ranks write their stacks into their logs. Returns why others did not, by their number."""
+    def write_stacks(self, group: str) -> None:
+        """Let ranks write the stacks of their threads into their logs."""
 
     def kill(self, group: str) -> list[int]:
         """Kill a group and all its descendants. Returns the pids that are stuck in the kernel."""

@@ -3,26 +3,26 @@
 
 from __future__ import annotations
 
+import _socket
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from pytest_llenergy import real_time
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.ranks import proctree, rank_log, timeouts, transport
+from pytest_llenergy.ranks import proctree, timeouts, transport
 from pytest_llenergy.ranks.failure import signal_name
 from pytest_llenergy.ranks.guard import PACKAGE_PARENT
-from pytest_llenergy.ranks.host import StartedRank
-from pytest_llenergy.ranks.meeting import find_loopback_address
+from pytest_llenergy.ranks.host import StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import PER_RANK_VARIABLES, ProcessPlan
-from pytest_llenergy.ranks.rank_log import LogFile
-from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.scratch import ScratchDirectory
 
 #: What the forks of one supervisor share: modules, environment and search path. ``None`` without forks.
@@ -32,6 +32,9 @@ ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
 #: numbers of threads differ, alternate.
 MAX_SUPERVISORS = 3
 
+#: How much of a rank's output an error shows; enough for the stacks of its threads.
+TAIL_LINES, TAIL_BYTES = 120, 16384
+
 #: Not run with ``-m``, which would put another directory first on the search path.
 PROGRAM = """
 import sys
@@ -39,6 +42,38 @@ sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from pytest_llenergy.ranks.supervisor import main
 main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
 """
+
+
+class LogFile:
+    """The log of a rank on this host; a ``RankLog``. A log that is ``kept`` is not truncated."""
+
+    def __init__(self, path: Path, *, kept: bool) -> None:
+        self.path: Path = path
+        self._kept = kept
+        #: Where the output of the current request begins (bytes).
+        self._start = 0
+
+    def mark(self) -> None:
+        """See ``RankLog``."""
+        self._start = self.size()
+        if self._start and not self._kept:
+            # Otherwise the output of all tests that share these ranks would accumulate.
+            with suppress(FileNotFoundError):
+                os.truncate(self.path, 0)
+            self._start = 0
+
+    def tail(self) -> list[str]:
+        """See ``RankLog``."""
+        with suppress(OSError), self.path.open("rb") as file:
+            file.seek(max(self._start, self.size() - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
+        return []
+
+    def size(self) -> int:
+        """Return the size in bytes; 0 if the file is gone together with the supervisor."""
+        with suppress(OSError):
+            return self.path.stat().st_size
+        return 0
 
 
 def end_leftovers(directory: Path) -> None:
@@ -167,9 +202,7 @@ class LocalHost:
         #: The most recently used supervisor is last.
         self._supervisors: list[tuple[ForkKey, SupervisorClient]] = []
         self._supervisor_of: dict[str, SupervisorClient] = {}
-        #: The pid and log of each rank of a group, by its number.
-        self._ranks_of: dict[str, dict[int, tuple[int, LogFile]]] = {}
-        self._began: dict[str, str] = {}
+        self._logs_of: dict[str, list[LogFile]] = {}
 
     @property
     def lost(self) -> None:
@@ -179,10 +212,6 @@ class LocalHost:
     def to_local(self, time_ns: int) -> int:
         """All processes of a host have one monotonic clock."""
         return time_ns
-
-    def has_file(self, path: str) -> bool:
-        """See ``Host``."""
-        return True
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -202,30 +231,26 @@ class LocalHost:
             matches = [(key, SupervisorClient(names, shared, timeout_s))]
         self._supervisors = [*(each for each in self._supervisors if each not in matches), *matches]
         self._supervisor_of[group] = matches[0][1]
-        # In a container each run of pytest may have the same pid.
-        self._began[group] = time.strftime("%Y%m%dT%H%M%S")
 
     def meet(
         self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
     ) -> tuple[str, dict[str, dict[str, str]]]:
         """See ``Host``."""
-        url, master = self.meet_here(group, len(plan.ranks), process_group=plan.process_group)
+        url, master = self.meet_here(group, len(plan.ranks))
         return url, dict.fromkeys(hosts, master)
 
-    def meet_here(self, group: str, ranks: int, *, process_group: bool) -> tuple[str, dict[str, str]]:
+    def meet_here(self, group: str, ranks: int) -> tuple[str, dict[str, str]]:
         """Return the ``init_method`` for a number of ranks here, and variables for them."""
-        # Libraries of one rank that join a group of one listen at any port.
-        address, port = "127.0.0.1", 0
+        # Libraries of one rank that join a group of one listen at any port: it needs no socket.
+        port = 0
         if ranks > 1:
-            try:
-                address, port = find_loopback_address()
-            except WorkerError:
-                # Only ranks that communicate need it.
-                if process_group:
-                    raise
+            # The class that no test replaces: a test may forbid sockets in its process.
+            with closing(_socket.socket()) as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
         # A file: no name to resolve, no port that others could take.
         url = f"file://{self.directory(group)}/rendezvous"
-        return url, {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        return url, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def directory(self, group: str) -> Path:
         """Return a private directory for a group, which its supervisor removes if pytest cannot."""
@@ -244,9 +269,13 @@ class LocalHost:
     ) -> StartedRank:
         """See ``Host``."""
         supervisor, directory = self._supervisor_of[group], self.directory(group)
-        logs = directory if self._logs is None else self._logs / f"{self._began[group]}-{group}"
-        logs.mkdir(parents=True, exist_ok=True)
-        log = LogFile(logs / f"rank{rank}.log", kept=self._logs is not None)
+        logs = self._logs_of.setdefault(group, [])
+        where = logs[0].path.parent if logs else directory
+        if self._logs is not None and not logs:
+            # In a container each run of pytest may have the same pid.
+            where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
+        where.mkdir(parents=True, exist_ok=True)
+        log = LogFile(where / f"rank{rank}.log", kept=self._logs is not None)
         ours, theirs = transport.connection_pair()
         # Opened for appending, so that it can be truncated while the rank writes.
         with theirs, log.path.open("ab") as file:
@@ -260,7 +289,7 @@ class LocalHost:
                 raise
             finally:
                 os.close(here)
-        self._ranks_of.setdefault(group, {})[rank] = pid, log
+        logs.append(log)
         # If the rank is gone, the next request reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
             ours.send({**boot, "directory": str(directory)})
@@ -272,23 +301,22 @@ class LocalHost:
         code: int | None = self._supervisor_of[group].request("exit_code", pid=pid, limit_s=limit_s)
         return code
 
-    def send_signal(self, group: str, number: int) -> None:
-        """Send a signal to the running ranks of a group."""
-        self._supervisor_of[group].request("signal", group=group, number=int(number))
-
-    def write_stacks(self, group: str) -> dict[int, str]:
-        """See ``Host``."""
-
-        def ask() -> None:
-            with suppress(WorkerError):
-                self.send_signal(group, rank_log.STACKS_SIGNAL)
-
-        return rank_log.write_stacks(self._ranks_of.get(group, {}), ask)
+    def write_stacks(self, group: str) -> None:
+        """See ``Host``. Waits until all have written something and their logs rest."""
+        logs = self._logs_of.get(group, [])
+        starts = sizes = [log.size() for log in logs]
+        with suppress(WorkerError):
+            # faulthandler acts on it, also while one thread holds the interpreter's lock (see ``rank``).
+            self._supervisor_of[group].request("signal", group=group, number=int(signal.SIGUSR2))
+        for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
+            real_time.sleep(timeouts.STACKS_POLL_S)
+            before, sizes = sizes, [log.size() for log in logs]
+            if sizes == before and all(size > start for size, start in zip(sizes, starts, strict=True)):
+                return
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``."""
-        self._ranks_of.pop(group, None)
-        self._began.pop(group, None)
+        self._logs_of.pop(group, None)
         supervisor = self._supervisor_of.get(group)
         if supervisor is None:
             return []

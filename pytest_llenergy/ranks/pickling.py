@@ -6,7 +6,7 @@ the code of their functions and classes:
 
 - the modules of the called function, and of functions and classes among its arguments,
 - any other module of the user that a rank could not import, such as a helper next to a test file under
-  ``--import-mode=importlib``, or one whose file another host does not have.
+  ``--import-mode=importlib``, and each one for ranks elsewhere, which may lack its file.
 
 Installed packages, and the user's modules that a rank can import, are pickled by name.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import io
 import pickle
 import sys
 import sysconfig
@@ -51,9 +52,9 @@ REFUSAL = (
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Registers modules as it meets their definitions, and pickles types that cloudpickle cannot."""
 
-    def __init__(self, file: Any, is_everywhere: Callable[[str], bool]) -> None:
+    def __init__(self, file: Any, elsewhere: bool) -> None:
         super().__init__(file)
-        self._is_everywhere = is_everywhere
+        self._elsewhere = elsewhere
         self._registered: list[ModuleType] = []
 
     def dump_and_unregister(self, value: Any, definitions: Iterable[Any] = ()) -> None:
@@ -80,9 +81,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             by_value = cached.__module__ in cloudpickle.list_registry_pickle_by_value()
             if by_value or _lookup(cached) is not cached:
                 return _cache, (cached.__wrapped__, cached.cache_parameters())
-        if type(value) is functools.cached_property:
-            # It holds a lock before Python 3.12.
-            return _make_cached_property, (value.func, value.attrname)
         return super().reducer_override(value)
 
     def _needs_value(self, module: ModuleType | None) -> bool:
@@ -91,10 +89,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return False
         # A rank has the same search path.
         state = (*map(id, sys.meta_path), *(path for path in sys.path if isinstance(path, str)))
-        return not (
-            _find_file(module.__name__, state) == module.__file__
-            and self._is_everywhere(str(module.__file__))
-        )
+        return self._elsewhere or _find_file(module.__name__, state) != module.__file__
 
     def _register(self, module: ModuleType | None) -> None:
         if module is not None and module.__name__ not in cloudpickle.list_registry_pickle_by_value():
@@ -116,42 +111,38 @@ class _ResultUnpickler(pickle.Unpickler):
         return lambda kind, state: kind if _lookup(kind) is kind else target(kind, state)
 
 
-def exists_here(_path: str) -> bool:
-    """Return whether all hosts have a file, if pytest's host is the only one."""
-    return True
-
-
 def dump_call(
-    file: Any,
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_everywhere: Callable[[str], bool] = exists_here,
-) -> None:
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, elsewhere: bool = False
+) -> bytes:
     """Pickle a function, or the name of one, with its arguments. Raises whatever these raise.
 
-    ``is_everywhere`` returns whether all hosts have a file.
+    ``elsewhere`` is whether it is for another host.
     """
     arguments = [_unwrap(each) for each in (*args, *kwargs.values())]
     definitions = [each for each in arguments if isinstance(each, (type, FunctionType, MethodType))]
-    call = function, args, kwargs
-    _Pickler(file, is_everywhere).dump_and_unregister(call, [_unwrap(function), *definitions])
+    return _dump((function, args, kwargs), [_unwrap(function), *definitions], elsewhere)
 
 
-def load_call(file: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def load_call(call: bytes) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Unpickle a call in a rank. Raises whatever unpickling its values raises."""
-    function, args, kwargs = pickle.load(file)
+    function, args, kwargs = pickle.loads(call)
     return function, args, kwargs
 
 
-def dump_result(file: Any, result: Any) -> None:
+def dump_result(result: Any) -> bytes:
     """Pickle a result in a rank. Raises whatever the result raises."""
-    _Pickler(file, exists_here).dump_and_unregister(result)
+    return _dump(result)
 
 
-def load_result(file: Any) -> Any:
+def load_result(result: bytes) -> Any:
     """Unpickle a result in pytest's process. Raises whatever unpickling its values raises."""
-    return _ResultUnpickler(file).load()
+    return _ResultUnpickler(io.BytesIO(result)).load()
+
+
+def _dump(value: Any, definitions: Iterable[Any] = (), elsewhere: bool = False) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file, elsewhere).dump_and_unregister(value, definitions)
+        return file.getvalue()
 
 
 def _unwrap(function: Any) -> Any:
@@ -165,13 +156,6 @@ def _unwrap(function: Any) -> Any:
 def _cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
     cached: Callable[..., Any] = functools.lru_cache(**parameters)(function)
     return cached
-
-
-def _make_cached_property(function: Callable[[Any], Any], name: str | None) -> functools.cached_property[Any]:
-    made = functools.cached_property(function)
-    # Usually set by the class body, which does not run again.
-    made.attrname = name
-    return made
 
 
 def _lookup(definition: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +21,14 @@ from pytest_llenergy.backends.base import DEGREES, BackendWorker, Capabilities
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.visibility import HIP, ROCR, VISIBLE_DEVICES, visible_variables
 from pytest_llenergy.errors import PlanError, WorkerPlacementError
-from pytest_llenergy.ranks.meeting import LOOPBACK
 from pytest_llenergy.record.record import LOCALHOST as LOCALHOST
 from pytest_llenergy.record.record import Coordinates, Parallel, RankInfo
 
 #: Variables from which libraries take their number of threads on import.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
+#: The network interface between ranks of one host; resolving names for others could only fail.
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 #: The variables that name the network interface between ranks.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -402,22 +403,3 @@ def inherited_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in PER_TEST_VARIABLES and not name.startswith(STALE_PREFIXES)
     }
-
-
-def find_hazards() -> Iterator[str]:
-    """Yield warnings about states of pytest's process that users might mistake for faults of the ranks."""
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None:
-        chosen = multiprocessing.get_start_method(allow_none=True)
-        # The platform's default is set by any library that makes a queue or a lock, by nobody's choice.
-        if chosen not in (None, "spawn", multiprocessing.get_all_start_methods()[0]):
-            yield (
-                f"multiprocessing's start method was set to {chosen!r} in pytest's process; ranks do not "
-                "follow it, they are started as --energy-start-method says"
-            )
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        yield (
-            "CUDA is initialised in pytest's own process, by a test file or a plugin: it holds memory of a "
-            "GPU, and processes forked from it cannot use CUDA; move the call into workers.run"
-        )

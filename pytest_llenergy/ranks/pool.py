@@ -20,11 +20,11 @@ from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import LLEnergyError, WorkerError, warn_caller
+from pytest_llenergy.errors import LLEnergyError, WorkerError
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.failure import OutcomeInRank
 from pytest_llenergy.ranks.group import RankGroup
-from pytest_llenergy.ranks.host import Host
+from pytest_llenergy.ranks.host import Host, StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import (
     LOCALHOST,
@@ -32,9 +32,7 @@ from pytest_llenergy.ranks.plan import (
     Surroundings,
     check_backend_workers,
     current_surroundings,
-    find_hazards,
 )
-from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.record.record import BackendInfo
 
 #: Which tests share ranks: none; those that the rule above allows; all, which then replace the model.
@@ -105,7 +103,6 @@ class RankPool:
         self._shared: _WarmGroup | None = None
         #: Starts and loads that failed after long: the plan, surroundings and load of each, and the message.
         self._failed: list[tuple[object, str]] = []
-        self._warned: set[str] = set()
         self._lock = threading.RLock()
         self._file = ""
         self.descriptors: tuple[int, ...] = ()
@@ -223,9 +220,6 @@ class RankPool:
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._close_group()
-        for hazard in set(find_hazards()) - self._warned:
-            self._warned.add(hazard)
-            warn_caller(hazard)
         with self._unless_in_vain("started", plan, now):
             group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
         self._shared = _WarmGroup(group, plan, now)

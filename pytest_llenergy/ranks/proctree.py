@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find, kill and reap the descendants of a process.
 
-Standard library only, without psutil: the supervisor and its guard import this module, and must start fast.
+Standard library only, without psutil, which takes longer to import than a supervisor to start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,21 +44,22 @@ def adopting_orphans() -> Iterator[None]:
         become_subreaper(False)
 
 
-def _processes() -> Iterator[Path]:
-    with suppress(OSError):
-        yield from (each for each in Path("/proc").iterdir() if each.name.isdigit())
+def _read_all(name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the pid of every process, and a file of it in ``/proc``, as far as it can be read."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            yield int(process.name), (process / name).read_bytes()
 
 
 def children_by_parent() -> dict[int, list[int]]:
     """Return the children of every visible process. Empty where there is no ``/proc``."""
     found: dict[int, list[int]] = {}
-    for process in _processes():
-        with suppress(OSError, ValueError):
-            # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
-            state, parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[:2]
-            # A zombie runs nothing, unless it has other threads than its first.
-            if state != b"Z" or len(list((process / "task").iterdir())) > 1:
-                found.setdefault(int(parent), []).append(int(process.name))
+    for pid, stat in _read_all("stat"):
+        # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
+        fields = stat.rpartition(b")")[2].split()
+        # A zombie runs nothing, unless it has other threads than its first.
+        if fields[0] != b"Z" or int(fields[17]) > 1:
+            found.setdefault(int(fields[1]), []).append(pid)
     return found
 
 
@@ -79,12 +80,8 @@ def descendants(roots: Collection[int]) -> set[int]:
 
 def find_by_variable(name: str, value: str) -> set[int]:
     """Return the processes that were started with this environment variable."""
-    wanted, found = f"{name}={value}".encode(), set()
-    for process in _processes():
-        with suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0"):
-                found.add(int(process.name))
-    return found
+    wanted = f"{name}={value}".encode()
+    return {pid for pid, environment in _read_all("environ") if wanted in environment.split(b"\0")}
 
 
 def reap() -> Iterator[tuple[int, int]]:
@@ -115,6 +112,17 @@ def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
         real_time.sleep(timeouts.CLEANER_POLL_S)
         cleaners &= {pid for found in children_by_parent().values() for pid in found}
     send_signal(cleaners, signal.SIGKILL)
+
+
+def kill_children(but_restorers: Callable[[], bool] = lambda: False) -> None:
+    """Kill and reap all descendants of this process, and wait until none is left."""
+    pause_s = timeouts.KILL_POLL_S
+    while left := children():
+        kill_tree(left, but_restorers=but_restorers())
+        list(reap())
+        real_time.sleep(pause_s)
+        # A process may be stuck in a driver for hours.
+        pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
 
 
 def send_signal(pids: Iterable[int], number: int) -> None:

@@ -4,17 +4,14 @@
 from __future__ import annotations
 
 import gc
-import io
 import os
 import pickle
 import random
-import re
 import sys
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pkgutil import resolve_name
+from traceback import TracebackException
 from typing import Any, ClassVar
 
 import msgspec
@@ -22,12 +19,11 @@ import msgspec
 from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.tasks import SERVE, TASKS
+from pytest_llenergy.backends.tasks import SERVE, TASKS, Generation
 from pytest_llenergy.backends.traffic.texts import write_texts
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.ranks import call_tokens, transport
 from pytest_llenergy.ranks.call_tokens import TokensPerCall
-from pytest_llenergy.ranks.follower import FollowerJob, WorkerWatch
 from pytest_llenergy.ranks.pickling import check_finished, dump_result, load_call
 from pytest_llenergy.ranks.usage import (
     BackendProcesses,
@@ -44,33 +40,29 @@ SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
 #: What ``pytest.exit`` and Ctrl-C raise.
 RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
 
-#: How messages of gloo (the file that raised it) and NCCL begin.
-TRANSPORT_MESSAGE = re.compile(r"\bgloo/|\bNCCL error\b|\bnccl\w*Error\b")
-
 
 def check_accelerate_world() -> None:
     """Raise ``PlanError`` if accelerate has split work over fewer processes than the process group has.
 
-    On a CPU ``PartialState()`` ignores the process group and ``WORLD_SIZE`` unless it has the argument
-    ``cpu=True`` (accelerate 1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
+    On a CPU ``PartialState()`` ignores the process group unless it has the argument ``cpu=True`` (accelerate
+    1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
     """
-    state, dist = sys.modules.get("accelerate.state"), sys.modules.get("torch.distributed")
-    if state is None or dist is None or not dist.is_available() or not dist.is_initialized():
-        return
-    count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
-    if count is not None and count != world_size:
-        raise PlanError(
-            f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} ranks, "
-            "so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before anything "
-            "else of accelerate"
-        )
+    state, dist = sys.modules.get("accelerate.state"), _process_group()
+    if state is not None and dist is not None:
+        count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
+        if count not in (None, world_size):
+            raise PlanError(
+                f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} "
+                "ranks, so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before "
+                "anything else of accelerate"
+            )
 
 
 class CallJob:
     """Any function as the measured work; ``call`` is pickled."""
 
     def __init__(self, call: bytes) -> None:
-        function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(io.BytesIO(call))
+        function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(call)
         counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
         self._function = counter.counting(resolve_name(function) if isinstance(function, str) else function)
         self.count_tokens = counter.count
@@ -80,6 +72,20 @@ class CallJob:
 
     def result(self, outcome: Any) -> Any:
         return check_finished(outcome)
+
+
+class FollowerJob:
+    """The job of a rank that holds its host's part of a model, while another host's generates with all of it.
+
+    Nothing to do, and no results: both are the first rank's.
+    """
+
+    def run(self) -> None:
+        """See ``Job``."""
+
+    def result(self, _outcome: None) -> Generation:
+        """See ``Job``."""
+        return Generation(texts=[], token_ids=[], requests=[])
 
 
 class RankServer:
@@ -98,8 +104,9 @@ class RankServer:
         self._backend_name = ""
         #: Whether this rank only holds a part of the model of another rank.
         self._follows = boot["rank"] % boot["nodes"] > 0
-        self._watch: WorkerWatch | None = None
-        self._job: Job | CallJob | None = None
+        #: Of a follower: pids of the processes of its backend by a descriptor that tells their end.
+        self._watched: dict[int, int] = {}
+        self._job: Job | CallJob | FollowerJob | None = None
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = BackendProcesses()
         # In a fork that a function makes: only one process may answer, and its end must be noticed.
@@ -114,6 +121,14 @@ class RankServer:
     def run(self) -> None:
         """Serve until pytest sends ``stop`` or closes the connection; other verbs are methods."""
         while True:
+            ended = [self._watched[each] for each in self._await_message() if each in self._watched]
+            if ended:
+                # The first rank might wait for minutes for this part of its model.
+                sys.stdout.write(
+                    f"a process of the backend has ended (pid {ended[0]}), and this rank with it\n"
+                )
+                sys.stdout.flush()
+                os._exit(1)
             try:
                 verb, payload = self._connection.recv()
             except (EOFError, OSError):
@@ -135,6 +150,9 @@ class RankServer:
             except OSError:
                 # pytest is gone, or this is a fork that a function has let return.
                 os._exit(1)
+
+    def _await_message(self) -> list[Any]:
+        return wait([self._connection, *self._watched]) if self._watched else []
 
     def send_message(self, value: object) -> None:
         """Let ``RankGroup.on_message`` handle a value. Works also where a test has replaced files."""
@@ -167,8 +185,8 @@ class RankServer:
         gc.freeze()
         # Only such backends have the method.
         workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
-        if self._follows:
-            self._watch = WorkerWatch(workers)
+        for pid in {worker.pid for worker in workers} - {0, os.getpid()} if self._follows else ():
+            self._watched[os.pidfd_open(pid)] = pid
         load_s = real_time.monotonic() - start
         self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
@@ -217,7 +235,8 @@ class RankServer:
         repeats = iterations if isinstance(job, CallJob) else 1
         self._iterations = []
         self._repeats = repeats
-        _barrier()
+        if (dist := _process_group()) is not None:
+            dist.barrier()
         cpu_before = self._processes.cpu_times_s()
         for _ in range(iterations // repeats):
             start_ns = real_time.monotonic_ns()
@@ -268,9 +287,7 @@ class RankServer:
 
     def _result(self, _payload: None) -> bytes:
         assert self._job is not None
-        with io.BytesIO() as file:
-            dump_result(file, self._job.result(self._iterations[-1][2]))
-            return file.getvalue()
+        return dump_result(self._job.result(self._iterations[-1][2]))
 
     def _flops(self, _payload: None) -> bytes:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""
@@ -303,9 +320,9 @@ class RankServer:
     def _unload(self) -> None:
         if self._backend is None:
             return
-        if self._watch is not None:
-            self._watch.stop()
-            self._watch = None
+        for descriptor in self._watched:
+            os.close(descriptor)
+        self._watched.clear()
         self._backend.close()
         self._backend = self._job = None
         self._processes = BackendProcesses()
@@ -337,29 +354,34 @@ def _seed() -> None:
         torch.manual_seed(0)
 
 
-def _barrier() -> None:
+def _process_group() -> Any:
+    """Return ``torch.distributed`` if this process has joined a process group."""
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.barrier()
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
-    kind, now_ns = type(error), real_time.monotonic_ns()
-    text = _format(lambda: str(error), "message")
+    kind, found, ours = type(error), error.__traceback__, (__file__, call_tokens.__file__)
+    now_ns = real_time.monotonic_ns()
+    # Without the frames in which this package calls the user's functions.
+    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
+        found = found.tb_next
+    # It survives an error whose own text cannot be made.
+    report = TracebackException(kind, error, found)
     # A module may have its own kind of an error of this package.
     known = next((each for each in kind.__mro__ if each.__module__ == "pytest_llenergy.errors"), None)
     code = getattr(error, "returncode", None)
     return {
         "time_ns": now_ns,
         "outcome": _outcome(kind),
-        "reason": text,
+        "reason": _plain(str(report)),
         # Of ``pytest.exit``.
         "exit_code": code if isinstance(code, int) else None,
         "error_class": known.__name__ if known is not None else None,
-        "message": f"{kind.__name__}: {text}",
-        "traceback": _users_traceback(error),
-        "collective": _is_of_collective(error, text),
+        "message": f"{kind.__name__}: {_plain(str(report))}",
+        "traceback": _plain("".join(report.format())),
+        "runtime_error": isinstance(error, RuntimeError),
     }
 
 
@@ -372,32 +394,6 @@ def _outcome(kind: type[BaseException]) -> str | None:
     return kind.__name__ if name in RUN_ENDING_CLASSES else SKIP_CLASSES.get(name)
 
 
-def _format(make: Callable[[], str], what: str) -> str:
-    """Return a text that code of the user makes, as a plain str, which pytest can unpickle and print."""
-    try:
-        return str.encode(make(), errors="backslashreplace").decode()
-    except BaseException as another:
-        # Also SystemExit, which ends that code here and not the test.
-        return f"(its {what} cannot be formatted: {type(another).__name__})"
-
-
-def _users_traceback(error: BaseException) -> str:
-    """Format a traceback without the frames in which this package calls the user's functions."""
-    found, ours = error.__traceback__, (__file__, call_tokens.__file__)
-    while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
-        found = found.tb_next
-    # Formatting runs code of loaders, of the error and of its causes.
-    return _format(lambda: "".join(traceback.format_exception(type(error), error, found)), "traceback")
-
-
-def _is_of_collective(error: BaseException, text: str) -> bool:
-    """Return whether torch's communication raised an error, rather than the test in similar words."""
-    if not isinstance(error, RuntimeError):
-        # torch.distributed.DistError is one, as is every error of C++.
-        return False
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
-    where = innermost.tb_frame.f_globals.get("__name__") if innermost is not None else None
-    # Waiting for a work handle raises in the test's own frame, a backward pass in that of autograd.
-    return str(where).startswith("torch.distributed") or bool(TRANSPORT_MESSAGE.search(text))
+def _plain(text: str) -> str:
+    """Return a text as a plain str that can be printed."""
+    return str.encode(text, errors="backslashreplace").decode()

@@ -2,27 +2,43 @@
 """The process between pytest and its ranks. Standard library only and one thread, but for what it preloads.
 
 It starts the ranks, adopts whatever they leave behind, and holds copies of the open files of their device
-lease. When pytest ends, in whatever way, it kills every descendant and only then frees the devices. With
-modules to preload it imports these first, and its ranks are forks of itself; otherwise each rank is a fresh
-interpreter. Its guard (see ``guard``) ends it while it imports, and kills what is left when it is itself
-killed.
+lease. When pytest ends, in whatever way, it kills every descendant and only then frees the devices. Its guard
+(see ``guard``) does so if it is itself killed, or hangs in an import.
+
+With ``spawn`` each rank is a fresh interpreter. With ``forkserver`` this process imports what ranks share,
+and ranks are forks of it. The standard library's fork server ignores failed imports and serves forks with
+running threads or an initialised CUDA driver, which fail later at random; here each of these is an error.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import shutil
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
 from pytest_llenergy.lifetime import die_with_parent
-from pytest_llenergy.ranks import guard, proctree, rank, start_method, timeouts, transport
-from pytest_llenergy.ranks.start_method import PreloadError
+from pytest_llenergy.ranks import guard, proctree, rank, timeouts, transport
+
+#: What ``cuDeviceGetCount`` returns before ``cuInit`` (CUresult, cuda.h).
+CUDA_ERROR_NOT_INITIALIZED = 3
+
+REMEDY = "use --energy-start-method=spawn"
+
+
+class PreloadError(Exception):
+    """Ranks cannot be forked from this process. Arguments: the message, and a traceback if there is one."""
 
 
 @dataclass
@@ -49,27 +65,29 @@ class Supervisor:
         self._pid = os.getpid()
         self._groups: dict[str, Group] = {}
         self._exit_codes: dict[int, int] = {}
-        self._ended_by: int | None = None
         self._directory = directory
+        self._watched = [client.fileno()]
+        # Not every kernel has them.
+        with suppress(OSError, AttributeError):
+            self._watched.append(os.pidfd_open(client_pid))
         self._lock = lock
-        self._client_pidfd = guard.open_pidfd(client_pid)
 
     def run(self) -> NoReturn:
         """Preload modules, serve the client, and kill all descendants in the end."""
+        status = 0
         proctree.become_subreaper()
         try:
             boot, _ = transport.receive_with_files(self._client)
             self._flags: list[str] = boot["flags"]
             self._preloaded = bool(boot["preload"])
             if self._preloaded:
-                # Nothing is served meanwhile, perhaps for ever: any signal ends this process, and its guard
-                # kills the rest.
-                start_method.preload(boot["preload"], boot["sys_path"])
+                # Meanwhile, perhaps for ever, any signal ends this process, and its guard kills the rest.
+                preload(boot["preload"], boot["sys_path"])
             self._signals = guard.Signals()
             # Supervisor and guard each clean up after the other if that is killed.
             die_with_parent(self._guard_pid, signal.SIGTERM)
             self._client.send(("ok", self._pid))
-            self._serve()
+            status = self._serve()
         except PreloadError as error:
             self._client.send(("error", error.args))
         except (EOFError, ConnectionError):
@@ -78,15 +96,21 @@ class Supervisor:
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
-            self._finish(1)
-        self._finish(128 + self._ended_by if self._ended_by else 0)
+            status = 1
+        # Leases end with this process. A preloaded module may have started processes, too.
+        proctree.kill_children()
+        shutil.rmtree(self._directory, ignore_errors=True)
+        # Skips the exit handlers of preloaded modules.
+        os._exit(status)
 
-    def _serve(self) -> None:
+    def _serve(self) -> int:
+        """Return the exit code of this process."""
         while True:
-            readable = self._signals.wait([self._client.fileno(), self._client_pidfd])
-            self._ended_by = self._signals.ending()
-            if self._ended_by is not None or self._client_pidfd in readable:
-                return
+            readable, ending = self._signals.wait(self._watched)
+            if ending is not None:
+                return 128 + ending
+            if readable & set(self._watched[1:]):
+                return 0
             self._reap()
             proctree.kill_tree(self._strays())
             if self._client.fileno() in readable:
@@ -114,7 +138,7 @@ class Supervisor:
         members.lease = members.lease or lease
         members.living.add(pid)
         if self._preloaded:
-            start_method.check_threads()
+            check_threads()
         return pid
 
     def _become_rank(
@@ -131,7 +155,7 @@ class Supervisor:
             die_with_parent(self._pid)
             # A living rank adopts what its own children leave behind.
             proctree.become_subreaper()
-            own = [*self._signals.close(), self._client.fileno(), self._client_pidfd, self._lock]
+            own = [*self._signals.close(), *self._watched, self._lock]
             os.setsid()
             os.fchdir(directory)
             nothing = os.open(os.devnull, os.O_RDONLY)
@@ -143,10 +167,14 @@ class Supervisor:
                 # Another interpreter may not accept the flags of pytest's.
                 interpreter = [python] if python else [sys.executable, *self._flags]
                 os.execve(interpreter[0], [*interpreter, rank.__file__, str(connection)], environment)
-            others = (each for group in self._groups.values() for each in group.lease)
-            for number in (nothing, log, directory, *own, *others):
-                if number is not None:
-                    os.close(number)
+            for number in (
+                nothing,
+                log,
+                directory,
+                *own,
+                *(n for g in self._groups.values() for n in g.lease),
+            ):
+                os.close(number)
             os.environ.clear()
             os.environ.update(environment)
             rank.main(connection, preloaded=True)
@@ -194,19 +222,47 @@ class Supervisor:
         """Return processes that ended ranks have left behind. A living rank is the parent of its orphans."""
         return proctree.children().difference(*(group.living for group in self._groups.values()))
 
-    def _finish(self, status: int) -> NoReturn:
-        """Kill everything that is left, and end with this exit code."""
-        pause_s = timeouts.KILL_POLL_S
-        # Leases end with this process. A preloaded module may have started processes, too.
-        while left := proctree.children():
-            proctree.kill_tree(left)
-            self._reap()
-            time.sleep(pause_s)
-            # A process that is stuck in a driver may be so for hours.
-            pause_s = min(2 * pause_s, timeouts.STUCK_POLL_S)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        # Skips the exit handlers of preloaded modules.
-        os._exit(status)
+
+def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
+    """Import modules for all later forks.
+
+    Raises:
+        PreloadError: If an import fails, or initialises CUDA.
+    """
+    sys.path[:] = sys_path
+    for name in names:
+        try:
+            import_module(name)
+        except BaseException as error:
+            message = f"importing {name} before the ranks are forked failed: {type(error).__name__}: {error}"
+            raise PreloadError(message, traceback.format_exc()) from error
+    if _is_cuda_initialised():
+        raise PreloadError(
+            f"importing {', '.join(names)} initialised CUDA, which a forked rank cannot use; {REMEDY}"
+        )
+    # Memory pages that no garbage collection writes to stay shared by all forks.
+    gc.collect()
+    gc.freeze()
+
+
+def check_threads() -> None:
+    """Raise ``PreloadError`` if other threads run: a fork loses them, and their locks stay locked.
+
+    To be called right after a fork, as CPython does for its own warning: libraries that handle forks have
+    ended their threads by then.
+    """
+    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
+    if threads > 1:
+        raise PreloadError(f"the preloaded modules have left {threads - 1} threads running; {REMEDY}")
+
+
+def _is_cuda_initialised() -> bool:
+    """Return whether this process has called ``cuInit``. Does not load the driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    except (OSError, AttributeError):
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
 
 
 def main(descriptor: int, client_pid: int, directory: str, lock: int) -> None:

@@ -7,18 +7,11 @@ Standard library only: the supervisor and its guard import this module. Time lim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from pytest_llenergy import real_time
-
 # Start
 
-#: Time limit for a group to start: its supervisor, which with ``forkserver`` imports torch and the like, then
-#: all ranks, which import their framework and join the process group.
+#: Time limit for each step of the start of a group: its supervisor, which with ``forkserver`` imports torch
+#: and the like, then all ranks, which import their framework and join the process group.
 START_TIMEOUT_S = 120.0
-#: Time limit for a connection to the own host, which a firewall may drop.
-LOOPBACK_TIMEOUT_S = 1.0
 #: A start or a load that failed is not tried again in the same run if it took at least this long. A shorter
 #: one is: that costs little, and the cause may have been a lost connection.
 SLOW_LOAD_S = 10.0
@@ -34,12 +27,9 @@ LONGEST_POLL_S = 2e6
 
 # Failures
 
-#: Time limit for the other ranks to report their own failures after one has failed.
-OTHER_RANKS_TIMEOUT_S = 2.0
-#: The same after failures that only report a lost peer: a host that is frozen or cut off is noticed later.
-OTHER_HOSTS_TIMEOUT_S = 4.0
-#: The same after the loss of a host, which explains everything but failures that are already on their way.
-AFTER_LOSS_TIMEOUT_S = 0.2
+#: Time limit for the other ranks to report their own failures after one has failed, on one host and on
+#: several: a host that is frozen or cut off is noticed later.
+OTHER_RANKS_TIMEOUT_S, OTHER_HOSTS_TIMEOUT_S = 2.0, 4.0
 #: Time limit for the exit code of a rank, whose socket closes before its process ends.
 EXIT_CODE_TIMEOUT_S = 2.0
 #: Time limit and polling interval for the stacks that ranks without an answer write into their logs. It adds
@@ -76,34 +66,5 @@ GUARDED_STOP_TIMEOUT_S = 3.0
 #: Time limit for a process that puts back the settings of boards after everything else under its guard was
 #: killed. The driver may need seconds for each board.
 RESTORE_TIMEOUT_S = 60.0
-#: Interval of a guard's checks whether its parent has ended, if the kernel has no pidfd to wait for.
+#: Interval of a guard's checks whether its parent has ended.
 ORPHAN_POLL_S = 0.2
-
-
-class TimeLimit:
-    """A time limit that the requests of one call share; only the time in requests counts.
-
-    Args:
-        seconds: The limit; ``None`` for no limit.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        self._used_s = 0.0
-        self._begin_s = 0.0
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count the time of the block."""
-        self._begin_s = real_time.monotonic()
-        try:
-            yield
-        finally:
-            self._used_s += real_time.monotonic() - self._begin_s
-
-    def left_s(self) -> float:
-        """Return the seconds that are left within ``counting``, at most the longest possible wait."""
-        if self.seconds is None:
-            return LONGEST_POLL_S
-        left_s = self.seconds - self._used_s - (real_time.monotonic() - self._begin_s)
-        return min(max(0.0, left_s), LONGEST_POLL_S)

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pytest_llenergy.ranks.timeouts import LONGEST_POLL_S
+
 #: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 
@@ -40,7 +42,7 @@ def wait(connections: Iterable[Connection], timeout_s: float) -> list[Connection
     by_number, poll = {each.fileno(): each for each in connections}, select.poll()
     for number in by_number:
         poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(timeout_s * 1e3)]
+    return [by_number[number] for number, _ in poll.poll(min(timeout_s, LONGEST_POLL_S) * 1e3)]
 
 
 @contextmanager

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import inspect
-import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,8 +15,8 @@ from pytest_llenergy.backends.traffic.requests import Inputs, Request
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.ranks.call_tokens import UNCOUNTED, TokensPerCall
 from pytest_llenergy.ranks.group import RankGroup
-from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, exists_here, is_lazy, load_result
-from pytest_llenergy.ranks.timeouts import TimeLimit
+from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, is_lazy, load_result
+from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
 
@@ -34,26 +33,22 @@ class RankWorkload:
         slo: Limits of the latencies of a served load.
     """
 
-    def __init__(self, group: RankGroup, limit: TimeLimit, slo: Slo | None = None) -> None:
+    def __init__(self, group: RankGroup, timeout_s: float, slo: Slo | None = None) -> None:
         self._group = group
         self.slo = slo
-        #: Of the preparation together with the first round, then of each further round.
-        self._limit = limit
-        self._had_round = False
+        #: Time limit of each request.
+        self._timeout_s = timeout_s
         self._replica_size = group.plan.replica_size
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
     def prepare_round(self) -> None:
         """Let every rank collect garbage and wait for the queued work of its device."""
-        if self._had_round:
-            self._limit = TimeLimit(self._limit.seconds)
-        self._had_round = True
-        self._group.request_all("prepare_round", None, self._limit)
+        self._group.request_all("prepare_round", None, self._timeout_s)
 
     def work(self, iterations: int = 1) -> None:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
-        self._group.request_all("work", iterations, self._limit)
+        self._group.request_all("work", iterations, self._timeout_s)
 
     def timeline(self) -> Timeline:
         """Return the timestamps and token counts of the last round.
@@ -61,7 +56,7 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
-        answers = self._group.request_all("timeline", None, self._limit)
+        answers = self._group.request_all("timeline", None, self._timeout_s)
         for rank, (_, peak) in enumerate(answers):
             if peak is not None:
                 self.rank_peak_memory_bytes[rank] = max(self.rank_peak_memory_bytes[rank] or 0, peak)
@@ -91,7 +86,7 @@ class RankWorkload:
 
     def flops(self) -> Flops:
         """Return the operations of one iteration on all ranks; these may run the job once more for it."""
-        answers = self._group.request_all("flops", None, self._limit.seconds)
+        answers = self._group.request_all("flops", None, self._timeout_s)
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
@@ -106,7 +101,7 @@ class RankWorkload:
         return results[:: self._replica_size]
 
     def _results_of_ranks(self) -> list[Any]:
-        answers = self._group.request_all("result", None, self._limit)
+        answers = self._group.request_all("result", None, self._timeout_s)
         return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
 
     def _first(self, rank: int) -> int:
@@ -129,10 +124,13 @@ class RankWorkload:
         for rank, found in enumerate(by_rank):
             first = self._first(rank)
             if found != by_rank[first]:
+                differ = (
+                    i for i, pair in enumerate(zip(by_rank[first], found, strict=False)) if len(set(pair)) > 1
+                )
+                where = next((f"from request {i} on" for i in differ), "in number")
                 raise WorkerError(
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                    f"{what} differ ({_first_difference(by_rank[first], found)}): the "
-                    "results are worthless, and the backend or a device is faulty"
+                    f"{what} differ {where}: the results are worthless, and the backend or a device is faulty"
                 )
 
 
@@ -158,14 +156,13 @@ class CallsInRanks(RankWorkload):
 def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
     """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
 
-    ``timeout_s`` limits each round, and the preparation together with the first one.
+    ``timeout_s`` limits the preparation and each round.
     """
     size = group.plan.replica_size
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
     parts = split_prompts(inputs, len(group.ranks) // size)
-    limit = TimeLimit(timeout_s)
-    group.request("prepare", [{**task, "inputs": part} for part in parts for _ in range(size)], limit)
-    return RankWorkload(group, limit, getattr(params, "slo", None))
+    group.request("prepare", [{**task, "inputs": part} for part in parts for _ in range(size)], timeout_s)
+    return RankWorkload(group, timeout_s, getattr(params, "slo", None))
 
 
 def call_workload(
@@ -178,13 +175,10 @@ def call_workload(
 ) -> CallsInRanks:
     """Prepare the same call of a function, or of one named ``"module:function"``, on every rank.
 
-    ``timeout_s`` limits each round, and the preparation together with the first one.
+    ``timeout_s`` limits the preparation and each round.
     """
-    limit = TimeLimit(timeout_s)
-    with io.BytesIO() as file:
-        pickle_call(file, function, args, kwargs, group.all_hosts_have, tokens)
-        group.request_all("prepare_call", file.getvalue(), limit)
-    return CallsInRanks(group, limit)
+    group.request_all("prepare_call", _pickle_call(group.plan, function, args, kwargs, tokens), timeout_s)
+    return CallsInRanks(group, timeout_s)
 
 
 def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
@@ -194,15 +188,14 @@ def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
     return [list(prompts[starts[rank] : starts[rank + 1]]) for rank in range(n)]
 
 
-def pickle_call(
-    file: Any,
+def _pickle_call(
+    plan: ProcessPlan,
     function: Callable[..., Any] | str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    is_everywhere: Callable[[str], bool] = exists_here,
-    tokens: TokensPerCall = UNCOUNTED,
-) -> None:
-    """Pickle a call for the ranks into a file; see ``dump_call``.
+    tokens: TokensPerCall,
+) -> bytes:
+    """Pickle a call for the ranks of a plan.
 
     Raises:
         PlanError: The function would only make a coroutine or generator.
@@ -211,53 +204,35 @@ def pickle_call(
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
-        dump_call(file, function, (*tokens, *args), kwargs, is_everywhere)
+        return dump_call(function, (*tokens, *args), kwargs, elsewhere=plan.hosts != (LOCALHOST,))
     except Exception as error:
+        parts = {f"argument {number}": each for number, each in enumerate(args, 1)}
+        parts |= {f"argument {name!r}": each for name, each in kwargs.items()}
+        parts |= {f"what {name} uses": each for name, each in tokens.given().items()}
+        with suppress(TypeError, ValueError):
+            used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
+            variables = {**used.nonlocals, **used.globals}
+            parts |= {f"variable {name!r}": each for name, each in variables.items()}
+        remedy = next(
+            (f": create {name} inside the function" for name in parts if not _can_send(parts[name])), ""
+        )
         what = getattr(function, "__qualname__", function)
         why = f"{type(error).__name__}: {error}"
-        parts = _parts(function, args, kwargs, tokens)
-        place = next((name for name, part in parts if not _can_be_sent(part)), None)
-        remedy = f": create {place} inside the function" if place is not None else ""
         raise WorkerError(
             f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
         ) from error
 
 
-def _parts(
-    function: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any], tokens: TokensPerCall
-) -> Iterator[tuple[str, Any]]:
-    """Yield what is sent to the ranks with a call, each with a description, as far as Python can find it."""
-    yield from ((f"argument {number}", each) for number, each in enumerate(args, 1))
-    yield from ((f"argument {name!r}", each) for name, each in kwargs.items())
-    yield from ((f"what {name} uses", each) for name, each in tokens.given().items())
-    with suppress(TypeError, ValueError):
-        used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
-        yield from ((f"variable {name!r}", each) for name, each in {**used.nonlocals, **used.globals}.items())
-
-
-def _can_be_sent(part: Any) -> bool:
-    try:
-        dump_call(io.BytesIO(), id, (part,), {})
-    except Exception:
-        return False
-    return True
-
-
-def _first_difference(first: list[Any], other: list[Any]) -> str:
-    """Describe the first difference between results of the same prompts."""
-    for index, (one, two) in enumerate(zip(first, other, strict=False)):
-        if one == two:
-            continue
-        if isinstance(one, str):
-            return f"request {index}: {one} and {two}"
-        same = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
-        return f"request {index} from token {same} on: {one[same : same + 3]} and {two[same : same + 3]}"
-    return f"{len(first)} and {len(other)} requests"
+def _can_send(part: Any) -> bool:
+    with suppress(Exception):
+        dump_call(id, (part,), {})
+        return True
+    return False
 
 
 def _unpickle(result: bytes, rank: int) -> Any:
     try:
-        return load_result(io.BytesIO(result))
+        return load_result(result)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

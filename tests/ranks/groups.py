@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection
 from typing import Any
+
+import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
+from pytest_llenergy.ranks import group, transport
 from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan, plan_processes
-from pytest_llenergy.ranks.start_method import StartMethod
-from pytest_llenergy.ranks.timeouts import TimeLimit
 from pytest_llenergy.ranks.workload import call_workload
 
 PLAIN = Capabilities(data=True)
@@ -39,22 +42,6 @@ def run(
     return workload.results()
 
 
-class LimitOnceItHangs(TimeLimit):
-    """A time limit that ends as soon as ranks are where they hang, however long that takes them."""
-
-    def __init__(self, seconds: float, hangs: Callable[[], bool]) -> None:
-        super().__init__(seconds)
-        self._hangs = hangs
-
-    def left_s(self) -> float:
-        """Wait for the ranks, then leave no time."""
-        deadline = time.monotonic() + 60
-        while not self._hangs():
-            assert time.monotonic() < deadline, "the ranks do not get to where they hang"
-            time.sleep(0.01)
-        return 0.0
-
-
 def run_until_it_hangs(
     ranks: RankGroup,
     function: Callable[..., Any] | str,
@@ -66,10 +53,19 @@ def run_until_it_hangs(
     def all_have_begun() -> bool:
         return all("begun" in rank.log.tail() for rank in ranks._ranks)
 
+    def wait(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
+        deadline = time.monotonic() + 60
+        while not (hangs or all_have_begun)():
+            assert time.monotonic() < deadline, "the ranks do not get to where they hang"
+            time.sleep(0.01)
+        return transport.wait(connections, 0)
+
     workload = call_workload(ranks, function, args, {}, 60.0)
     workload.prepare_round()
-    workload._limit = LimitOnceItHangs(0.5, hangs or all_have_begun)
-    workload.work()
+    workload._timeout_s = 0.5
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "wait", wait)
+        workload.work()
 
 
 def start(host: LocalHost, n: int = 2, capabilities: Capabilities = LIGHT) -> RankGroup:

@@ -15,10 +15,9 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks.group import RankGroup
-from pytest_llenergy.ranks.host import Host
+from pytest_llenergy.ranks.host import Host, StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, plan_processes
-from pytest_llenergy.ranks.start_method import StartMethod
 
 from .groups import TORCH
 

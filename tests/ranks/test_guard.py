@@ -14,8 +14,8 @@ import pytest
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.start_method import StartMethod
 
 from .groups import (
     METHODS,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import pickle
 import sys
@@ -14,16 +13,17 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.ranks.workload import pickle_call
+from pytest_llenergy.ranks.call_tokens import UNCOUNTED
+from pytest_llenergy.ranks.pickling import dump_call
+from pytest_llenergy.ranks.workload import _pickle_call
 
+from .groups import plan
 from .no_torch import without_torch
 
 
-def pickled_call(*call: Any) -> bytes:
-    """Return the pickle of a function, its arguments and its keyword arguments."""
-    with io.BytesIO() as file:
-        pickle_call(file, *call)
-        return file.getvalue()
+def pickled_call(function: Any, *args: Any) -> bytes:
+    """Return the pickle of a call."""
+    return _pickle_call(plan(1), function, args, {}, UNCOUNTED)
 
 
 #: A module that cannot be pickled by value.
@@ -86,23 +86,6 @@ def test_methods(workers):
     assert workers.run(operator.methodcaller("times", 5), Point(2)) == [30]
 """
 
-CLASSES = """
-import functools
-
-class Limits:
-    low = 1
-    high = 2
-    @functools.cached_property
-    def middle(self):
-        return (self.low + self.high) / 2
-
-def test_cached_property(workers):
-    limits = Limits()
-    assert workers.run(lambda: (limits.middle, vars(limits))) == [(1.5, {"middle": 1.5})]
-    (found,) = workers.run(Limits)
-    assert type(found) is Limits and found.middle == 1.5
-"""
-
 #: A module beside the test file, in a package that is not on the search path.
 BESIDE = """
 FACTOR = 3
@@ -152,8 +135,7 @@ sys.meta_path.append(_EditableFinder)
 def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(pytester: pytest.Pytester) -> None:
     (pytester.mkdir("deeper") / "test_wrapped.py").write_text(WRAPPED)
     without_torch(pytester.path)
-    (pytester.path / "deeper" / "test_classes.py").write_text(CLASSES)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=6)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=5)
 
 
 def test_helpers_beside_a_test_file_are_pickled_by_value_if_ranks_cannot_import_them(
@@ -184,9 +166,9 @@ def test_installed_packages_are_pickled_by_name(
     module = importlib.import_module(name)
     if place == "of_a_user":
         with pytest.raises(WorkerError, match="locked and its arguments cannot be sent to the ranks"):
-            pickled_call(module.locked, (1,), {})
+            pickled_call(module.locked, 1)
     else:
-        assert pickle.loads(pickled_call(module.locked, (1,), {}))[0] is module.locked
+        assert pickle.loads(pickled_call(module.locked, 1))[0] is module.locked
 
 
 def test_an_instance_of_an_importable_class_keeps_its_class(
@@ -195,7 +177,7 @@ def test_an_instance_of_an_importable_class_keeps_its_class(
     (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("with_type")
-    _, (*_, instance), _ = pickle.loads(pickled_call(id, (module.Locked(),), {}))
+    _, (*_, instance), _ = pickle.loads(pickled_call(id, module.Locked()))
     assert type(instance) is module.Locked
 
 
@@ -231,21 +213,14 @@ def test_helpers_that_another_host_lacks_are_pickled_by_value(
     (tmp_path / "only_here.py").write_text("SIZE = 3\ndef size():\n    return SIZE\n")
     monkeypatch.syspath_prepend(tmp_path)
     only_here = importlib.import_module("only_here")
-    asked: list[str] = []
-
-    def is_everywhere(path: str) -> bool:
-        asked.append(path)
-        return False
 
     def call() -> Any:
         return only_here.size()
 
-    by_value = pickled_call(call, (), {}, is_everywhere)
-    by_name = pickled_call(call, (), {}, lambda _: True)
-    assert str(tmp_path / "only_here.py") in asked
+    by_value, by_name = (dump_call(call, (), {}, elsewhere=each) for each in (True, False))
     monkeypatch.delitem(sys.modules, "only_here")
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
-    function, (_, _, *args), kwargs = pickle.loads(by_value)
+    function, args, kwargs = pickle.loads(by_value)
     assert function(*args, **kwargs) == 3
     with pytest.raises(ModuleNotFoundError, match="only_here"):
         pickle.loads(by_name)

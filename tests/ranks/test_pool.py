@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -139,34 +138,6 @@ class TestDeaths:
         while psutil.pid_exists(first[1]):
             time.sleep(0.01)
         assert set(pids(pool, n=2)).isdisjoint(first)
-
-
-#: A start method that is not the platform's default.
-CHOSEN = "forkserver" if multiprocessing.get_all_start_methods()[0] == "fork" else "fork"
-
-HAZARD = """
-import multiprocessing
-{hazard}
-def test_it(workers):
-    assert workers.run(max, 1, 2) == [2]
-def test_again(workers):
-    assert workers.run(max, 1, 2) == [2]
-"""
-
-
-def test_states_that_disturb_ranks_cause_one_warning_each(pytester: pytest.Pytester) -> None:
-    hazards = (
-        f"multiprocessing.set_start_method({CHOSEN!r})",
-        "import torch; torch.cuda.is_initialized = lambda: True",
-    )
-    pytester.makepyfile(HAZARD.format(hazard="\n".join(hazards)))
-    without_torch(pytester.path)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-isolation=test")
-    result.assert_outcomes(passed=2, warnings=2)
-    # At the line that started the ranks.
-    message = f"multiprocessing's start method was set to '{CHOSEN}' in pytest's process; ranks do"
-    result.stdout.fnmatch_lines([f"*.py:5: LLEnergyWarning: {message} *"])
-    result.stdout.fnmatch_lines(["*LLEnergyWarning: CUDA is initialised in pytest's own process, by a *"])
 
 
 def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester) -> None:

@@ -234,7 +234,7 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "WorkerError: workers: dict and its * (TypeError: *): create argument 'lock' *",
             "WorkerError: workers: test_fixture* (TypeError: *): create variable 'capsys' *",
             "WorkerError: workers: test_global* (TypeError: *): create variable 'LOCK' *",
-            "WorkerError: rank 0 of 1 (cpu, pid *): Mute: (its message cannot be formatted: RuntimeError)",
+            "WorkerError: rank 0 of 1 (cpu, pid *): Mute: <exception str() failed>",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
             "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",
         ]

@@ -23,9 +23,9 @@ from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.ranks.group import RankGroup
+from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan, plan_processes
-from pytest_llenergy.ranks.start_method import StartMethod
 from pytest_llenergy.ranks.workload import call_workload
 
 SUITE = Path(__file__).with_name("suite")
