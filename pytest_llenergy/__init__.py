@@ -3,6 +3,8 @@
 
 Import nothing here: every rank imports this package before the devices that it may see are set. Public names
 are in the subpackages; ``slo`` is imported from there on first use.
+
+PYTEST_DONT_REWRITE: the process of an isolated test imports it before pytest, which would warn of that.
 """
 
 from __future__ import annotations

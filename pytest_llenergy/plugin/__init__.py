@@ -2,6 +2,7 @@
 """The plugin ``llenergy``: options, fixtures and hooks.
 
 Every run of pytest imports this module, so modules that only energy tests need are imported on first use.
+PYTEST_DONT_REWRITE: see ``pytest_llenergy``.
 """
 
 from __future__ import annotations

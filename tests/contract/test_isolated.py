@@ -294,6 +294,14 @@ def test_options_of_the_run_hold(project: Project, world: World) -> None:
     assert "said" in project.pytest("a/test_x.py::test_b", "-s", "--of-a=1").out
 
 
+def test_a_suite_may_turn_warnings_into_errors(project: Project) -> None:
+    """Also those of pytest about the process of a test."""
+    project.write("pytest.ini", "[pytest]\nfilterwarnings = error\n")
+    mark = "@pytest.mark.gpus(1, fallback='cpu', isolate=True)"
+    project.write("test_w.py", f"import pytest\n{mark}\ndef test_it(): pass\n")
+    project.pytest().check(passed=1)
+
+
 def test_workers_of_xdist_isolate_their_tests(project: Project, world: World) -> None:
     project.plugin("xdist")
     project.write(
