@@ -46,8 +46,6 @@ ONE_PROCESS = Capabilities(opaque=True)
 
 CHILD = "pytest_llenergy.plugin.isolated_child:run_test"
 
-WORKER_INPUT = pytest.StashKey[dict[str, Any]]()
-
 
 def runs_isolated(item: pytest.Item) -> bool:
     """Return whether a test runs in a process of its own. Tests that will be skipped do not."""
@@ -236,19 +234,15 @@ def _read(file: IO[bytes]) -> str:
 
 def _worker_input(config: pytest.Config) -> dict[str, Any]:
     """Return ``workerinput``, by which plugins know that a process writes no reports of its own."""
-    if WORKER_INPUT not in config.stash:
-        given: dict[str, Any] = {"workerid": "master", "workercount": 1, "testrunuid": uuid.uuid4().hex}
-        given["mainargv"] = sys.argv
-        if is_worker(config):
-            given = dict(config.workerinput)  # type: ignore[attr-defined]
-            # A channel, which is this process's own.
-            given.pop(KEY, None)
-        elif (hook := getattr(config.hook, "pytest_configure_node", None)) is not None:
-            # Plugins that know pytest-xdist add what their part in a worker reads.
-            node = SimpleNamespace(config=config, workerinput=given, gateway=SimpleNamespace(id="master"))
-            for each in hook.get_hookimpls():
-                # One that needs a real worker, such as pytest-cov, has nothing to tell this process.
-                with suppress(Exception):
-                    each.function(node)
-        config.stash[WORKER_INPUT] = given
-    return config.stash[WORKER_INPUT]
+    if is_worker(config):
+        # Without our own part, a channel, which is this process's own.
+        return {name: each for name, each in config.workerinput.items() if name != KEY}  # type: ignore[attr-defined]
+    given = {"workerid": "master", "workercount": 1, "testrunuid": uuid.uuid4().hex, "mainargv": sys.argv}
+    node = SimpleNamespace(config=config, workerinput=given, gateway=SimpleNamespace(id="master"))
+    # Plugins that know pytest-xdist add what their part in a worker reads.
+    hook = getattr(config.hook, "pytest_configure_node", None)
+    for each in hook.get_hookimpls() if hook is not None else ():
+        # One that needs a real worker, such as pytest-cov, has nothing to tell this process.
+        with suppress(Exception):
+            each.function(node)
+    return given

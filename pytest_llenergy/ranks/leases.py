@@ -127,14 +127,11 @@ class LeaseKeeper:
         if kept is None or not gpus.all_locks:
             return None
         chosen = gpus.select(set(kept.locks).issuperset)
+        wanted = {*gpus.always, *(lock for index in chosen or () for lock in gpus.choices[index])}
         # A process that already queues for the devices comes before this test.
-        if chosen is None or not set(gpus.always) <= set(kept.locks) or _is_wanted(kept):
+        if chosen is None or wanted != set(kept.locks) or _is_wanted(kept):
             self._release_kept()
             return None
-        wanted = {*gpus.always, *(lock for index in chosen for lock in gpus.choices[index])}
-        if not wanted.issuperset(kept.locks):
-            self._close_ranks(kept)
-            kept.keep_only(wanted)
         self._stop.set()
         self._kept = None
         self._current.append(kept)
@@ -169,12 +166,9 @@ class LeaseKeeper:
         self._current.clear()
 
     def _close_and_release(self, held: Held) -> None:
-        self._close_ranks(held)
-        held.release()
-
-    def _close_ranks(self, held: Held) -> None:
-        """Close the ranks on the GPUs of a lease. Ranks on the CPU outlive their lease."""
+        # Ranks on the CPU outlive their lease.
         self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
+        held.release()
 
     def _has_ranks(self, held: Held) -> bool:
         return not self._pool.devices.isdisjoint(lock.device for lock in held.locks)

@@ -109,28 +109,20 @@ class RankWorkload:
         return rank - rank % self._replica_size
 
     def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
-        counts = [
-            [
-                f"{request.input_tokens} in, {request.output_tokens} out"
-                for iteration in rank.iterations
-                for request in iteration.requests
-            ]
-            for rank in ranks
-        ]
+        requests = [[each for one in rank.iterations for each in one.requests] for rank in ranks]
+        counts = [[(each.input_tokens, each.output_tokens) for each in rank] for rank in requests]
         self._check_alike(counts, "counts of tokens")
 
     def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
         """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
         for rank, found in enumerate(by_rank):
-            first = self._first(rank)
-            if found != by_rank[first]:
-                differ = (
-                    i for i, pair in enumerate(zip(by_rank[first], found, strict=False)) if len(set(pair)) > 1
-                )
-                where = next((f"from request {i} on" for i in differ), "in number")
+            expected = by_rank[first := self._first(rank)]
+            if found != expected:
+                places = range(max(len(expected), len(found)))
+                place = next(i for i in places if expected[i : i + 1] != found[i : i + 1])
                 raise WorkerError(
                     f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                    f"{what} differ {where}: the results are worthless, and the backend or a device is faulty"
+                    f"{what} differ from request {place} on: the backend or a device is faulty"
                 )
 
 

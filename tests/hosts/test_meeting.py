@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pytest_llenergy.ranks.meeting import LOOPBACK
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
@@ -24,7 +23,7 @@ from pytest_llenergy.hosts.meeting import (
 )
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.ranks.plan import HostDevices, ProcessPlan, plan_on_hosts
+from pytest_llenergy.ranks.plan import LOOPBACK, HostDevices, ProcessPlan, plan_on_hosts
 from pytest_llenergy.record.record import Parallel
 from tests.ranks.groups import run
 

@@ -54,7 +54,7 @@ def test_the_first_cause_on_any_host_is_shown_with_traceback_and_output(
     text = str(caught.value)
     assert text.startswith(f"rank 3 of 4 on n2 (cpu, pid {pids[3]}): CauseError: the real cause\n")
     assert "raise CauseError" in text
-    assert re.search(r"\n\nranks [012], [012], [012] later: RuntimeError: what came of it$", text)
+    assert re.search(r"\n\nranks [012], [012], [012]: RuntimeError: what came of it$", text)
     assert caught.value.sections == tuple(
         (f"output of rank {rank}", f"this is rank {rank}") for rank in (3, 0, 1, 2)
     )
@@ -77,7 +77,7 @@ def test_a_rank_that_dies_is_named(ranks: RankGroup, code: str, message: str) ->
 
 
 @pytest.mark.slow
-def test_ranks_that_hang_show_their_stacks_or_why_they_have_none(ranks: RankGroup) -> None:
+def test_ranks_that_hang_show_their_stacks(ranks: RankGroup) -> None:
     def hang_in_the_test() -> None:
         if os.environ["RANK"] == "3":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -93,7 +93,6 @@ def test_ranks_that_hang_show_their_stacks_or_why_they_have_none(ranks: RankGrou
     outputs = dict(caught.value.sections)
     for rank in (1, 2):
         assert "in hang_in_the_test" in outputs[f"output of rank {rank}"]
-    assert "no stacks: the process is in state T (stopped)" in outputs["output of rank 3"]
 
 
 def test_a_killed_supervisor_is_named_with_its_host(gang: Gang, ranks: RankGroup) -> None:
@@ -200,7 +199,7 @@ def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(
     os.kill(pid, signal.SIGCONT)
     first, other = str(caught.value).splitlines()
     assert first == "n2: its agent has not answered for 3 s; ranks 2, 3 of 4 ended with it"
-    assert re.fullmatch(r"ranks [01], [01] earlier: RuntimeError: gloo/.*", other)
+    assert re.fullmatch(r"ranks [01], [01]: RuntimeError: gloo/.*", other)
 
 
 def test_a_host_that_freezes_within_a_large_message_does_not_block(

@@ -42,20 +42,12 @@ def run(
     return workload.results()
 
 
-def run_until_it_hangs(
-    ranks: RankGroup,
-    function: Callable[..., Any] | str,
-    *args: Any,
-    hangs: Callable[[], bool] | None = None,
-) -> None:
-    """Call what hangs, with a limit of 0.5 s that ends when it does: by default once all have said so."""
-
-    def all_have_begun() -> bool:
-        return all("begun" in rank.log.tail() for rank in ranks._ranks)
+def run_until_it_hangs(ranks: RankGroup, function: Callable[..., Any] | str, *args: Any) -> None:
+    """Call what hangs, with a limit that ends once all ranks have said that they have begun."""
 
     def wait(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
         deadline = time.monotonic() + 60
-        while not (hangs or all_have_begun)():
+        while not all("begun" in rank.log.tail() for rank in ranks._ranks):
             assert time.monotonic() < deadline, "the ranks do not get to where they hang"
             time.sleep(0.01)
         return transport.wait(connections, 0)

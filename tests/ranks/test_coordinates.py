@@ -13,7 +13,7 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, check_backend_workers, check_placement, plan_processes
-from pytest_llenergy.record.record import Coordinates, Parallel, Record
+from pytest_llenergy.record.record import Parallel, Record
 from pytest_llenergy.report.html.tables import settings_of
 
 from .groups import run
@@ -77,10 +77,3 @@ def test_processes_of_a_backend_have_coordinates() -> None:
     assert [rank.workers for rank in ranks] == [[100, 101, 102, 103], [110, 111, 112, 113]]
     places = [(each.data, each.pipeline, each.tensor) for rank in ranks for each in rank.worker_coordinates]
     assert places == [(d, p, t) for d in range(2) for p in range(2) for t in range(2)]
-
-
-def test_a_report_without_coordinates_loads() -> None:
-    assert msgspec.convert({"data": 1, "tensor": 0, "pipeline": 0}, Coordinates).data == 1
-    old = {"rank": 0, "local_rank": 0, "pid": 1, "device": "cpu"}
-    record = msgspec.convert({"id": "a", "attempt": 1, "status": "measured", "ranks": [old]}, Record)
-    assert record.ranks[0].coordinates is None

@@ -134,14 +134,6 @@ class TestWhatIsMissing:
             "environment"
         )
 
-    def test_modules_that_ranks_need_are_reported_missing(self, tmp_path: Path) -> None:
-        venv.create(tmp_path / "bare", symlinks=True)
-        python = tmp_path / "bare" / "bin" / "python"
-        assert spec(python).explain_unavailable() == (
-            f"toy is not available in {python}: no module msgspec, cloudpickle; install what is missing into "
-            "that environment"
-        )
-
     @pytest.mark.parametrize(
         ("text", "message"),
         [
@@ -201,26 +193,3 @@ class TestRuns:
         python = record["backend"]["options"]["python"]
         assert python == str(pytester.path / "environment" / "bin" / "python") != sys.executable
         assert record["start_method"] == "spawn"
-
-    @pytest.mark.parametrize(
-        ("argument", "message"),
-        [
-            ("--energy-python=toy", "--energy-python=toy: needs a backend and its Python, such as vllm="),
-            (
-                "--energy-python=toi=/bin/sh",
-                "--energy-python: unknown backend 'toi'; known: transformers, openvino, ",
-            ),
-            (
-                "--energy-python=toy=.",
-                "--energy-python: the Python of toy, {}, is a directory; name a Python",
-            ),
-        ],
-    )
-    def test_an_invalid_interpreter_is_a_usage_error(
-        self, pytester: pytest.Pytester, argument: str, message: str
-    ) -> None:
-        result = self.run(pytester, argument)
-        assert result.ret == pytest.ExitCode.USAGE_ERROR
-        errors = [line for line in result.stderr.lines if line.startswith("ERROR: ")]
-        assert len(errors) == 1
-        assert errors[0].startswith(f"ERROR: {message.format(pytester.path)}")

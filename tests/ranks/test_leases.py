@@ -118,14 +118,6 @@ def test_who_queues_goes_before_the_next_test_on_warm_ranks(
     assert is_gone(pid)
 
 
-def test_a_smaller_test_keeps_some_boards_and_releases_the_rest(session: Session, make: MakeLocker) -> None:
-    pids = session.test(Lease(("a", "b")))
-    assert session.keeper.lease(Lease(("a",), choices=ANY), 0.0).devices == ("a",)
-    assert all(map(is_gone, pids))
-    assert make().take("b", wait_s=0.0) == ["b"]
-    assert "held by process" in make().refused("a")
-
-
 def test_a_test_on_other_boards_stops_ranks_and_releases_their_lease_first(
     session: Session, make: MakeLocker
 ) -> None:

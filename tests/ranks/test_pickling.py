@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -111,25 +110,6 @@ def test_cached(workers):
     assert workers.run(lambda: cached(2, 5)) == [30]
 """
 
-#: The finder that setuptools installs for an editable package; a .pth file installs it, here sitecustomize.
-EDITABLE = """
-import sys
-from importlib.util import spec_from_file_location
-
-MAPPING = {mapping!r}
-
-class _EditableFinder:
-    @classmethod
-    def find_spec(cls, fullname, path=None, target=None):
-        if fullname in MAPPING:
-            place = MAPPING[fullname]
-            of = {{"submodule_search_locations": [place]}}
-            return spec_from_file_location(fullname, place + "/__init__.py", **of)
-        return None
-
-sys.meta_path.append(_EditableFinder)
-"""
-
 
 @pytest.mark.slow
 def test_functions_of_a_test_file_are_pickled_by_value_however_wrapped(pytester: pytest.Pytester) -> None:
@@ -169,42 +149,6 @@ def test_installed_packages_are_pickled_by_name(
             pickled_call(module.locked, 1)
     else:
         assert pickle.loads(pickled_call(module.locked, 1))[0] is module.locked
-
-
-def test_an_instance_of_an_importable_class_keeps_its_class(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "with_type.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("with_type")
-    _, (*_, instance), _ = pickle.loads(pickled_call(id, module.Locked()))
-    assert type(instance) is module.Locked
-
-
-@pytest.mark.slow
-def test_classes_of_an_editable_install_are_pickled_by_name(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No entry of the search path leads to it, and with a lock it cannot be pickled by value."""
-    package = pytester.mkdir("elsewhere") / "tiny"
-    (package / "deeper").mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "deeper" / "__init__.py").write_text(f"{WITH_LOCK}\nclass Locked:\n    held = LOCK\n")
-    site = pytester.mkdir("site")
-    (site / "sitecustomize.py").write_text(EDITABLE.format(mapping={"tiny": str(package)}))
-    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
-    pytester.makepyfile(
-        """
-        from tiny import deeper
-        def is_known(value):
-            import sys
-            return type(value) is sys.modules["tiny.deeper"].Locked, [type(value)]
-        def test_it(workers):
-            assert workers.run(is_known, deeper.Locked()) == [(True, [deeper.Locked])]
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
 def test_helpers_that_another_host_lacks_are_pickled_by_value(

@@ -158,33 +158,6 @@ def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester)
     assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]
 
 
-def test_logs_of_warm_ranks_do_not_accumulate(pool: RankPool) -> None:
-    def say() -> int:
-        import os
-
-        print("x" * 1_000_000)
-        return os.fstat(1).st_size
-
-    assert [1_000_000 < size < 1_100_000 for size in [*call(pool, say), *call(pool, say)]] == [True, True]
-
-
-def test_tests_of_one_backend_follow_one_another(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        def test_one(backend): pass
-        def test_two(backend): pass
-        """
-    )
-    result = quick.runpytest("--collect-only", "-q", "--energy-backend=transformers,openvino")
-    names = [line.partition("::")[2] for line in result.outlines if "::" in line]
-    assert names == [
-        "test_one[transformers]",
-        "test_two[transformers]",
-        "test_one[openvino]",
-        "test_two[openvino]",
-    ]
-
-
 #: Fails to load as a file says, and notes each attempt in another.
 FAILING_CODE = """
 from pathlib import Path

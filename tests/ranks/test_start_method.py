@@ -74,35 +74,3 @@ class TestForks:
         with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
             start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
         assert len(survivors(mark)) == 2
-
-    def test_variables_read_on_import_are_those_of_the_test(
-        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "reads_early.py").write_text("import os\nSEEN = os.environ.get('TORCH_READ_EARLY')\n")
-        monkeypatch.syspath_prepend(tmp_path)
-
-        def read_variable() -> object:
-            import importlib
-
-            return importlib.import_module("reads_early").SEEN
-
-        found = []
-        for value in ("1", "2"):
-            monkeypatch.setenv("TORCH_READ_EARLY", value)
-            ranks = start(host, 1, Capabilities(data=True, preload=("reads_early",)))
-            found += run(ranks, read_variable)
-            ranks.close()
-        assert found == ["1", "2"]
-
-    def test_forks_share_seeded_random_numbers_but_not_those_of_the_system(self, host: LocalHost) -> None:
-        ranks = start(host, capabilities=Capabilities(data=True, preload=("numpy",)))
-
-        def draw() -> tuple[float, float]:
-            import numpy as np
-
-            return float(np.random.random()), float(np.random.default_rng().random())
-
-        (first, first_own), (second, second_own) = run(ranks, draw)
-        assert first == second
-        assert first_own != second_own
-        ranks.close()

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from pytest_llenergy import scratch
-from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.local import LocalHost
@@ -56,15 +55,6 @@ def test_orphans_of_a_living_rank_are_left_alone(host: LocalHost, mark: str) -> 
     assert isinstance(daemon, int)
     assert psutil.Process(daemon).ppid() == ranks.ranks[0].pid
     ranks.close()
-
-
-def test_descendants_of_a_killed_rank_are_killed(host: LocalHost, mark: str) -> None:
-    ranks = start(host)
-    run(ranks, leave_daemon)
-    os.kill(ranks.ranks[0].pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=r"^rank 0 of 2 \(cpu, pid \d+\): was killed by SIGKILL"):
-        run(ranks, sum, ())
-    assert len(survivors(mark)) == 2
 
 
 def leave_stranger() -> int:
@@ -206,39 +196,3 @@ def test_a_supervisor_that_does_not_answer_is_replaced(
     again = start(host, 1)
     assert run(again, max, 1, 2) == [2]
     again.close()
-
-
-def test_the_reported_start_method_is_the_real_one(mark: str) -> None:
-    host = LocalHost("forkserver")
-    # With nothing to preload there is nothing to fork from.
-    for preload, method in (((), "spawn"), (("decimal",), "forkserver")):
-        ranks = start(host, 1, Capabilities(data=True, preload=preload))
-        assert ranks.start_method == method
-        (line,) = run(ranks, lambda: open("/proc/self/cmdline").read())  # noqa: PTH123, SIM115
-        assert ("rank.py" in str(line)) is (method == "spawn")
-        ranks.close()
-    host.close()
-
-
-def test_a_process_whose_first_thread_has_ended_is_killed(host: LocalHost, mark: str) -> None:
-    def leave_leaderless() -> int:
-        import ctypes
-        import os
-        import threading
-        import time
-
-        child = os.fork()
-        if child == 0:
-            threading.Thread(target=time.sleep, args=(300,)).start()
-            # The thread goes on: this is pthread_exit, and not exit.
-            ctypes.CDLL(None).pthread_exit(None)
-        return child
-
-    ranks = start(host, 1)
-    (pid,) = run(ranks, leave_leaderless)
-    assert isinstance(pid, int)
-    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        continue
-    assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
-    ranks.close()
-    assert not Path(f"/proc/{pid}").exists()

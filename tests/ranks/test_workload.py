@@ -17,7 +17,7 @@ from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.pool import Load, RankPool
 from pytest_llenergy.ranks.workload import call_workload, task_workload
 from pytest_llenergy.record.record import Parallel
-from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops, sum_flops
+from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops
 
 from .groups import plan
 
@@ -85,21 +85,6 @@ def test_the_operations_of_shards_are_counted_once(
     assert flops == Flops(count=300, source={"Shards": "counted", "Whole": "analytic"}[name])
 
 
-def test_a_backend_that_does_not_count_operations_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "counted.py").write_text(COUNTED)
-    monkeypatch.syspath_prepend(tmp_path)
-    flops = count_flops("Plain", list("abcd"), Parallel(data=4))
-    assert flops == Flops.unknown("counted does not report its operations")
-
-
-def test_operations_are_unknown_if_those_of_one_rank_are() -> None:
-    known = Flops(count=100, source="counted")
-    assert sum_flops([known, Flops.unknown("it cannot"), known]) == Flops.unknown("it cannot")
-    assert sum_flops([known, known]) == Flops(count=200, source="counted")
-
-
 def test_the_operations_of_a_function_are_not_counted(pair: RankGroup) -> None:
     workload = call_workload(pair, abs, (-1,), {}, 60)
     workload.run_round()
@@ -132,16 +117,3 @@ def test_each_rank_has_its_own_peak_memory(hosts: dict[str, Host]) -> None:
     more = (second - first) - (alike[1] - alike[0])
     assert abs(more - 48 * MIB) < 4 * MIB
     assert workload.peak_memory_bytes == first + second
-
-
-def test_peak_memory_of_a_rank_is_that_of_its_highest_round(pair: RankGroup) -> None:
-    def touch(state: list[int]) -> int:
-        state.append(len(state))
-        return len(bytearray(b"x") * ((64 if len(state) == 1 else 8) * 1024 * 1024))
-
-    workload = call_workload(pair, touch, ([],), {}, 60)
-    workload.run_round()
-    highest = list(workload.rank_peak_memory_bytes)
-    workload.run_round()
-    assert workload.results() == [8 * MIB] * 2
-    assert workload.rank_peak_memory_bytes == highest

@@ -13,11 +13,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
@@ -27,6 +29,7 @@ from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan, plan_processes
 from pytest_llenergy.ranks.workload import call_workload
+from tests.nvml_sim import Board, World, build_library
 
 SUITE = Path(__file__).with_name("suite")
 AUTO = ("transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto")
@@ -39,6 +42,18 @@ SUITES = {
     "accelerate launch per test": ("suite_launch.py", "-p", "no:llenergy"),
 }
 BASE = "workers, spawn"
+
+#: What a test costs more than an empty one, by the first word of its name, and the options of its run.
+KINDS = {
+    "second and later `workers` test of a file": ("test_workers",),
+    "warm `backend` test": (
+        "test_backend",
+        "--energy-backend=transformers",
+        "--energy-model=random:llama-tiny",
+    ),
+    "plain test with `gpus(1)`, in a process of its own": ("test_gpus",),
+    "plain test with `gpus(1)` and `--energy-worker-gpus=1`": ("test_gpus", "--energy-worker-gpus=1"),
+}
 
 #: How long the parent is observed while ranks work (seconds).
 OBSERVED_S = 2.0
@@ -95,6 +110,7 @@ def measure_starts(repeats: int) -> dict[str, Any]:
                         first_s, again_s = measure_ready_s(hosts[method], n, with_transformers)
                         row.setdefault(method, []).append(first_s * 1e3)
                         row.setdefault("reuse", []).append(again_s * 1e3)
+                    row.setdefault("torchrun", []).append(measure_torchrun_ms(n, with_transformers))
             hosts["forkserver"].close()
         parent = measure_parent_percent(hosts["spawn"])
     finally:
@@ -143,33 +159,58 @@ def time_suites(repeats: int) -> dict[str, list[float]]:
     return times
 
 
-def measure_reuse_ms(repeats: int) -> float:
-    """Return the cost of a test on warm ranks minus one without (10 % trimmed means, ms)."""
-    costs = []
+def measure_torchrun_ms(n: int, with_transformers: bool) -> float:
+    """Return the milliseconds until ranks of torchrun are ready."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+    command += [str(SUITE / "ready.py"), *(AUTO if with_transformers else ())]
+    start_s = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        if "ready" not in process.stdout.readline():
+            raise SystemExit(f"{' '.join(command)} failed")
+        return (time.perf_counter() - start_s) * 1e3
+
+
+def measure_kinds_ms(repeats: int, scratch: Path) -> dict[str, float]:
+    """Return what a warm test of each kind costs more than an empty one (medians, ms), on a simulated GPU."""
+    world = World(scratch / "world", [Board()])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    environment = {**kept, **world.environment(build_library(scratch / "library").parent)}
+    costs: dict[str, list[float]] = {name: [] for name in KINDS}
     for _ in range(repeats):
-        with tempfile.TemporaryDirectory(prefix="start-cost-") as scratch:
-            report = Path(scratch) / "junit.xml"
+        for name, (kind, *options) in KINDS.items():
+            report = scratch / "junit.xml"
             command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
             # Includes set-up and teardown, where devices are leased and ranks cleaned.
-            command += ["-o", "junit_duration_report=total", "suite_reuse.py"]
-            subprocess.run(command, cwd=SUITE, capture_output=True, check=True)
-            cases = list(ElementTree.parse(report).iter("testcase"))
-        spent_ms: dict[str, list[float]] = {"test_on_a_rank": [], "test_here": []}
-        for case in cases:
-            spent_ms[case.attrib["name"].partition("[")[0]].append(float(case.attrib["time"]) * 1e3)
-        on_a_rank, here = (
-            mean(sorted(each)[len(each) // 10 : -len(each) // 10]) for each in spent_ms.values()
-        )
-        costs.append(on_a_rank - here)
-    return median(costs)
+            command += [
+                "-o",
+                "junit_duration_report=total",
+                "suite_kinds.py",
+                "-k",
+                f"test_nothing or {kind}",
+            ]
+            done = subprocess.run(
+                [*command, *options], cwd=SUITE, env=environment, capture_output=True, text=True
+            )
+            if done.returncode != 0:
+                raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
+            spent_ms: dict[bool, list[float]] = {True: [], False: []}
+            for case in ElementTree.parse(report).iter("testcase"):
+                spent_ms[case.attrib["name"].startswith(kind)].append(float(case.attrib["time"]) * 1e3)
+            # The first one starts what the others share.
+            costs[name].append(median(spent_ms[True][1:]) - median(spent_ms[False]))
+    return {name: median(each) for name, each in costs.items()}
 
 
 def markdown(content: dict[str, Any]) -> str:
     """Render the tables."""
     start = content["start"]
-    lines = ["| until ready | spawn | forkserver | warm ranks |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        "| until ready | spawn | forkserver | torchrun | warm ranks |",
+        "| --- | --: | --: | --: | --: |",
+    ]
     for name, row in start["ms"].items():
-        cells = " | ".join(f"{row[how]:.4g} ms" for how in (*METHODS, "reuse"))
+        cells = " | ".join(f"{row[how]:.4g} ms" for how in (*METHODS, "torchrun", "reuse"))
         lines.append(f"| {name} | {cells} |")
     lines += [
         "",
@@ -181,8 +222,8 @@ def markdown(content: dict[str, Any]) -> str:
         lines += ["", "| 20 tests | whole run | relative to the first |", "| --- | ---: | ---: |"]
         for name, times in content["suite"].items():
             lines.append(f"| {name} | {median(times):.1f} s | {median(times) / base_s:.2f} |")
-    if "reuse_ms" in content:
-        lines += ["", f"A test on warm ranks takes {content['reuse_ms']:.1f} ms more than one without ranks."]
+    lines += ["", "| test | more than an empty one |", "| --- | ---: |"]
+    lines += [f"| {name} | {ms:.3g} ms |" for name, ms in content["kinds_ms"].items()]
     return "\n".join(lines) + "\n"
 
 
@@ -198,11 +239,15 @@ def main(argv: Sequence[str]) -> None:
         "host": {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()},
         "load_average": os.getloadavg()[0],
     }
-    with tempfile.TemporaryDirectory(prefix="start-cost-") as locks:
+    with (
+        tempfile.TemporaryDirectory(prefix="start-cost-") as locks,
+        tempfile.TemporaryDirectory(prefix="start-cost-") as scratch,
+    ):
         os.environ["LLENERGY_LOCK_DIR"] = locks
+        os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[3])
+        content["kinds_ms"] = measure_kinds_ms(options.repeats, Path(scratch))
         content["start"] = measure_starts(options.repeats)
         if options.suites:
-            content["reuse_ms"] = measure_reuse_ms(options.suites)
             content["suite"] = time_suites(options.suites)
     options.json.write_text(json.dumps(content, indent=1) + "\n")
     tables = markdown(content)
