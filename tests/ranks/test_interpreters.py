@@ -159,37 +159,33 @@ class TestWhatIsMissing:
         )
 
 
-class TestRuns:
-    """With the option and the ini key."""
-
-    def run(self, pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-        pytester.makeconftest(CONFTEST)
-        pytester.makepyfile(
-            """
-            import sys
-            def test_it(backend, workers):
-                assert backend.generate(["abc"]).texts == ["toy"]
-                assert workers.run(lambda: sys.executable) == [sys.executable]
-            def test_measured(energy, backend):
-                energy(backend.generate, ["abc"])
-            """
-        )
-        pytester.makeini(
-            "[pytest]\nenergy_rounds = 2\nenergy_warmup = 0\nenergy_budget = 0.1\n"
-            "energy_python = toy=environment/bin/python\n"
-        )
-        return pytester.runpytest_subprocess(
-            "-p", "no:cacheprovider", "--energy-backend=toy", "--energy-model=random:llama-tiny", *args
-        )
-
-    @pytest.mark.slow
-    def test_the_interpreter_runs_the_backend_but_not_functions_of_tests(
-        self, pytester: pytest.Pytester, other: Path, read_report: Read
-    ) -> None:
-        (pytester.path / "environment").symlink_to(other.parent.parent)
-        result = self.run(pytester, "--energy-report", "--energy-start-method=forkserver")
-        result.assert_outcomes(passed=2)
-        (record,) = (each for each in read_report()["records"] if each["backend"] is not None)
-        python = record["backend"]["options"]["python"]
-        assert python == str(pytester.path / "environment" / "bin" / "python") != sys.executable
-        assert record["start_method"] == "spawn"
+@pytest.mark.slow
+def test_the_interpreter_runs_the_backend_but_not_functions_of_tests(
+    pytester: pytest.Pytester, other: Path, read_report: Read
+) -> None:
+    (pytester.path / "environment").symlink_to(other.parent.parent)
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        """
+        import sys
+        def test_it(backend, workers):
+            assert backend.generate(["abc"]).texts == ["toy"]
+            assert workers.run(lambda: sys.executable) == [sys.executable]
+        def test_measured(energy, backend):
+            energy(backend.generate, ["abc"])
+        """
+    )
+    ini = (
+        "energy_rounds = 2",
+        "energy_warmup = 0",
+        "energy_budget = 0.1",
+        "energy_python = toy=environment/bin/python",
+    )
+    pytester.makeini("\n".join(("[pytest]", *ini)))
+    options = ("-p", "no:cacheprovider", "--energy-backend=toy", "--energy-model=random:llama-tiny")
+    result = pytester.runpytest_subprocess(*options, "--energy-report", "--energy-start-method=forkserver")
+    result.assert_outcomes(passed=2)
+    (record,) = (each for each in read_report()["records"] if each["backend"] is not None)
+    python = record["backend"]["options"]["python"]
+    assert python == str(pytester.path / "environment" / "bin" / "python") != sys.executable
+    assert record["start_method"] == "spawn"

@@ -20,7 +20,7 @@ from pytest_llenergy.ranks.host import StartMethod
 
 from .groups import METHODS
 from .no_torch import without_torch
-from .survivors import check_nothing_is_left, marked
+from .survivors import check_nothing_is_left, marked, survivors
 
 #: Of each victim, half of them with each start method.
 KILLS = 27
@@ -89,7 +89,7 @@ def test_nothing_is_left_whatever_is_killed_when(
                     left -= 1
                     victims[victim].kill()
                     if victim != "rank":
-                        await_end(with_guard)
+                        await_end(with_guard, mark)
             finally:
                 run.kill()
                 run.wait()
@@ -104,12 +104,9 @@ def descendants(process: psutil.Process) -> set[int]:
         return set()
 
 
-def await_end(pids: set[int], limit_s: float = 60.0) -> None:
+def await_end(pids: set[int], mark: str) -> None:
     """Wait for the end of processes, also while pytest goes on."""
-    deadline = time.monotonic() + limit_s
-    while found := {pid for pid in pids if psutil.pid_exists(pid)}:
-        states = {pid: psutil.Process(pid).status() for pid in found if psutil.pid_exists(pid)}
-        if set(states.values()) <= {psutil.STATUS_ZOMBIE}:
-            return
-        assert time.monotonic() < deadline, states
+    deadline = time.monotonic() + 60
+    while pids & set(survivors(mark)):
+        assert time.monotonic() < deadline, survivors(mark)
         time.sleep(0.01)
