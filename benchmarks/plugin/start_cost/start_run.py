@@ -161,8 +161,8 @@ def time_suites(repeats: int) -> dict[str, list[float]]:
 
 def measure_torchrun_ms(n: int, with_transformers: bool) -> float:
     """Return the milliseconds until ranks of torchrun are ready."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
-    command += [str(SUITE / "ready.py"), *(AUTO if with_transformers else ())]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+    command += [f"--nproc-per-node={n}", str(SUITE / "ready.py"), *(AUTO if with_transformers else ())]
     start_s = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

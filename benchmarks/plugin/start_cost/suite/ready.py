@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 for name in sys.argv[1:]:
     import_module(name)
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 dist.init_process_group("gloo")
 dist.barrier()
 if dist.get_rank() == 0:
