@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of docs/several-machines.md has the shape of a RayCluster. KubeRay's own schema, of 1 MB, is not here."""
+"""The manifest of docs/several-machines.md has the shape of a RayCluster; KubeRay's schema has 1 MB."""
 
 from __future__ import annotations
 
