@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -46,14 +47,13 @@ def test_it(workers, monkeypatch, i):
 
 def find_victims(pid: int) -> dict[str, psutil.Process] | None:
     """Return pytest, the guard, the supervisor and a rank; None while there are not all."""
-    try:
-        pytest_ = psutil.Process(pid)
-        (guard,) = pytest_.children()
-        (supervisor,) = guard.children()
-        rank, *_ = supervisor.children()
-        return {"pytest": pytest_, "guard": guard, "supervisor": supervisor, "rank": rank}
-    except (psutil.Error, ValueError):
-        return None
+    # With forkserver idle supervisors of other environments stay.
+    with suppress(psutil.Error):
+        for guard in (pytest_ := psutil.Process(pid)).children():
+            for supervisor in guard.children():
+                for rank in supervisor.children():
+                    return {"pytest": pytest_, "guard": guard, "supervisor": supervisor, "rank": rank}
+    return None
 
 
 @pytest.mark.slow
