@@ -21,8 +21,6 @@ from itertools import accumulate
 from math import hypot, pi, sqrt
 from statistics import NormalDist, median
 
-import numpy as np
-
 #: Largest sample for which the distribution is counted. Beyond, the normal approximation is within 1e-3;
 #: below, it would find the same changes in ``benchmarks/plugin/gate``, in 7 to 25 % more pairs.
 EXACT_UP_TO = 50
@@ -147,6 +145,8 @@ def standard_error(noise: float, n: int, m: int) -> float:
 
 def shift_of_samples(base: Sequence[float], head: Sequence[float], alpha: float, noise: float) -> Shift:
     """Compare all rounds of both sides."""
+    import numpy as np
+
     differences = np.sort(np.subtract.outer(head, base), axis=None).tolist()
     error = standard_error(noise, len(base), len(head))
     return _find_shift(differences, alpha, error, len(base), len(head))
@@ -154,6 +154,8 @@ def shift_of_samples(base: Sequence[float], head: Sequence[float], alpha: float,
 
 def shift_of_pairs(differences: Sequence[float], alpha: float) -> Shift:
     """Compare the rounds of each pair, given as head minus baseline."""
+    import numpy as np
+
     n = len(differences)
     averages = np.sort(np.add.outer(differences, differences)[np.triu_indices(n)] / 2).tolist()
     return _find_shift(averages, alpha, RANKS_TO_MEAN * relative_spread(differences) / sqrt(n), n)

@@ -118,7 +118,7 @@ class Series:
         # Highest power of a tick so far.
         self._highest_w = 0.0
         # ``tick_period_s``, and for how many ticks it was computed.
-        self._period = 0, 0.0
+        self._period = -1, 0.0
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
         """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.

@@ -21,8 +21,9 @@ from pytest_llenergy.measure.phases import phase_spans, span_tokens
 from pytest_llenergy.measure.quality import energy_flags
 from pytest_llenergy.measure.request_energy import RequestShares, request_energies, sum_shares
 from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.record import Phase, Round, Tokens
-from pytest_llenergy.record.served import RequestEnergies, ServedRequests, Sharing, TokenGaps
+from pytest_llenergy.record.served import RequestEnergies, ServedRequests, TokenGaps
 from pytest_llenergy.record.timeline import RequestTimeline, Timeline
 
 

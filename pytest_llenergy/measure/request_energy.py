@@ -24,8 +24,9 @@ import msgspec
 
 from pytest_llenergy.energy.trace import NEIGHBOURS, Series, Tick
 from pytest_llenergy.energy.uncertainty import WindowEnergy
+from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.round_statistics import percentile
-from pytest_llenergy.record.served import RequestEnergies, Sharing
+from pytest_llenergy.record.served import RequestEnergies
 from pytest_llenergy.record.timeline import Timeline
 
 #: Standard deviations of the coefficients before the ticks are seen, as shares of the highest power: any

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.remaining_time import Forecast
 from pytest_llenergy.measure.warmup import WarmUp
+from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.goodput import has_flag
 from pytest_llenergy.record.metrics import relative_uncertainty
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.round_metric import is_valid
-from pytest_llenergy.record.served import CUT_SHORT, Sharing
+from pytest_llenergy.record.served import CUT_SHORT
 
 #: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
 #: wider limits. After these seconds there are still as many rounds as a comparison needs

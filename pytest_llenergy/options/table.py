@@ -37,7 +37,6 @@ from pytest_llenergy.options.values import (
     word,
 )
 from pytest_llenergy.record import defaults
-from pytest_llenergy.record.served import Sharing
 
 if TYPE_CHECKING:
     import pytest
@@ -294,10 +293,10 @@ class Settings:
     server_key_env: str = option(
         "OPENAI_API_KEY", variable, "NAME", "Environment variable with the API key of servers"
     )
-    requests: Sharing | None = option(
+    requests: defaults.Sharing | None = option(
         None,
-        word(*get_args(Sharing)),
-        f"{{{','.join(get_args(Sharing))}}}",
+        word(*get_args(defaults.Sharing)),
+        f"{{{','.join(get_args(defaults.Sharing))}}}",
         "Record the energy of each request",
         bare="equal",
     )

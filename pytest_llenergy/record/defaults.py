@@ -26,6 +26,9 @@ BUSY_TIMEOUT_S = 60.0
 #: What to do about a test that could not be judged: an inconclusive one, or one that only the baseline has.
 Inconclusive = Literal["warn", "fail", "pass"]
 
+#: How the power of a moment is shared among the requests that are active: equally, or by their tokens.
+Sharing = Literal["equal", "tokens"]
+
 #: Directory of the history, in the root directory.
 HISTORY = ".llenergy/history"
 

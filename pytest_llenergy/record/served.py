@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 from pytest_llenergy.record.base import Count, Number, StoredStruct
-
-#: How the power of a moment is shared among the requests that are active: equally, or by their tokens.
-Sharing: TypeAlias = Literal["equal", "tokens"]
+from pytest_llenergy.record.defaults import Sharing
 
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"

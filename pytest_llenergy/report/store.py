@@ -192,7 +192,8 @@ def read_report(path: Path, *, lean: bool = False) -> Report:
     Raises:
         ReportError: If the file cannot be read or is none of these.
     """
-    if path.is_dir():
+    # Unlike Path.is_dir, False for a name that is too long, which read_file reports.
+    if os.path.isdir(path):  # noqa: PTH112
         files = [(str(each), read_file(each)) for each in sorted(path.glob("*.json"))]
         if not files or not all(is_timings(data) for _, data in files):
             raise ReportError(f"{path}: a folder, which must hold only sessions of pytest-benchmark as JSON")

@@ -175,11 +175,11 @@ class TestRanksThatDisagree:
         [
             (
                 "1,2,3;1,2,3;7,8;7,9",
-                r"ranks 2 and 3 .* tokens differ \(request 0 from token 1 on: \[8\] and ",
+                "ranks 2 and 3 .* tokens differ from request 0 on",
             ),
             (
                 "1,2,3;1,2;7;7",
-                r"ranks 0 and 1 .* counts of tokens differ \(request 0: 1 in, 3 out and 1 in, 2",
+                "ranks 0 and 1 .* counts of tokens differ from request 0 on",
             ),
         ],
     )

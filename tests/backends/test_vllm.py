@@ -403,8 +403,9 @@ class TestRefusedOptions:
 
 
 def test_prompt_tokens_from_a_cache_are_detected() -> None:
-    output = SimpleNamespace(request_id="0", num_cached_tokens=128, outputs=[SimpleNamespace(token_ids=[7])])
-    job = VllmJob(None, None, [[1] * 130], [None])
+    made, ids = [SimpleNamespace(token_ids=[7])], [1] * 130
+    output = SimpleNamespace(request_id="0", num_cached_tokens=128, outputs=made, prompt_token_ids=ids)
+    job = VllmJob(None, None, [ids], [None])
     with pytest.raises(BackendError, match="took 128 prompt tokens from its prefix cache, which should be"):
         job.result([(1, [output])])
 

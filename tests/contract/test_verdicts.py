@@ -321,14 +321,23 @@ def test_a_removed_test_is_named_and_fails_the_run_on_request(gated: Gated) -> N
     assert removed.ret == 0
     assert "test_second" in removed.text
     assert project.pytest("two", *options, "--energy-inconclusive=fail").ret == 1
+
+
+@pytest.mark.slow
+def test_a_skipped_test_of_the_baseline_fails_the_run(gated: Gated) -> None:
+    project, _ = gated
+    project.write("three/test_g.py", GATED + GATED.replace("gated", "second"))
+    project.write("three/test_h.py", GATED.replace("gated", "third_gated"))
+    project.pytest("three", "--energy-save=three").check(passed=3)
+    options = ["--energy-compare=three", "--energy-fail-on=mean_power_w:50%"]
     skipped = GATED.replace("gated", "second").replace("def", "import pytest\n@pytest.mark.skip\ndef")
-    project.write("two/test_g.py", GATED + skipped)
-    assert project.pytest("two", *options[2:]).ret == 1
+    project.write("three/test_g.py", GATED + skipped)
+    assert project.pytest("three", *options).ret == 1
     # A file may skip itself.
-    project.write("two/test_g.py", GATED + GATED.replace("gated", "second"))
+    project.write("three/test_g.py", GATED + GATED.replace("gated", "second"))
     absent = "import pytest\npytest.importorskip('no_such_library')\n"
-    project.write("two/test_h.py", absent + GATED.replace("gated", "third_gated"))
-    ended = project.pytest("two", *options[2:])
+    project.write("three/test_h.py", absent + GATED.replace("gated", "third_gated"))
+    ended = project.pytest("three", *options)
     assert ended.ret == 1
     assert "test_third_gated (its file was skipped)" in ended.text
 

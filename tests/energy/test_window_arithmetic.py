@@ -21,8 +21,8 @@ SLOW = pytest.mark.slow
 
 
 def is_slow(kind: Kind) -> bool:
-    """Return whether a kind is left to slow runs: those of eight boards, except the hardest."""
-    return kind.boards > 1 and (kind.quiet or not kind.same_process)
+    """Return whether a kind is left to slow runs: those of eight boards."""
+    return kind.boards > 1
 
 
 @pytest.mark.parametrize(

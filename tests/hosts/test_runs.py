@@ -143,6 +143,9 @@ def pytest_llenergy_backends(config):
 """
 
 
+@pytest.mark.parametrize(
+    "cluster_runs", ["slurm", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
+)
 def test_one_model_over_two_hosts_is_measured_on_both(cluster_runs: ClusterRuns) -> None:
     (cluster_runs.directory / "conftest.py").write_text(SPREAD_PLUGIN)
     options = ("--energy-backend=spread", "--energy-model=random:llama-tiny", "--energy-rounds=2")
