@@ -14,8 +14,9 @@ from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.request_energy import request_spans
+from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.record import Round
-from pytest_llenergy.record.served import RequestEnergies, Sharing
+from pytest_llenergy.record.served import RequestEnergies
 from pytest_llenergy.record.timeline import Iteration, RequestTimeline, Span
 
 from ..energy.watching import Spell, simulate_reader

@@ -18,8 +18,8 @@ from pytest_llenergy.measure.request_energy import (
     request_spans,
     share_among_requests,
 )
+from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.metrics import compute_metrics
-from pytest_llenergy.record.served import Sharing
 from pytest_llenergy.record.timeline import Iteration, RequestTimeline
 
 from ..energy.waves import EPOCH, S, Sensor, Wave, domain, read_at
