@@ -28,7 +28,7 @@ FITTED_TICKS, ENOUGH_TICKS = 16, 8
 #: A tick is searched for within this many standard deviations of the fitted ticks, and at least this long
 #: before and after it is due (seconds). The time of an earlier tick is uncertain by a whole period, which
 #: costs more than a few extra readings.
-MARGIN, SHORTEST_MARGIN_S = 4.0, 0.002
+MARGIN, SHORTEST_MARGIN_S = 4.0, 0.004
 
 #: Readings in a margin.
 STEPS = 3

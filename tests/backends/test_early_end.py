@@ -97,12 +97,7 @@ def test_the_next_load_finds_an_idle_server(backend: ServerBackend) -> None:
     assert _shortest_wait_s(result) < 0.8
 
 
-def test_a_load_outside_of_a_search_finds_an_idle_server_too(backend: ServerBackend) -> None:
-    run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
-    _, result = run(job(backend, 20.0, 20, {"ttft": 5}))
-    assert _shortest_wait_s(result) < 0.8
-
-
+@pytest.mark.slow
 def test_a_load_after_one_whose_requests_timed_out_finds_an_idle_server(backend: ServerBackend) -> None:
     _, result = run(job(backend, 800.0, 160, {"ttft": 5}, allowed=160, request_timeout_s=0.3))
     assert [flag.name for flag in result.flags] == ["refused"]
@@ -122,6 +117,7 @@ def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
     assert "of 1000 requests sent, because its time was up" in flag.detail
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_busy_takes_the_time_of_the_load(backend: ServerBackend) -> None:
     run(job(backend, 400.0, 200, {"ttft": 0.4}, allowed=3))
     _, result = run(job(backend, 10.0, 1000, {"ttft": 5}, allowed=3, seconds=0.2))

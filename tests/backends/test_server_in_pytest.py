@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -32,51 +31,6 @@ def test_it(energy, backend):
     assert run.result.output_tokens == 48
 """
 QUICK = ["--energy-report", "--energy-backend=server"]
-
-
-def test_several_servers_are_several_rows(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
-    )
-    commands = [f"--energy-server=fast={scripted(step=0.001)}"]
-    commands += [f"--energy-server=slow={scripted(step=0.02)}"]
-    args = ["--energy-report", "--energy-backend=fast", "--energy-backend=slow"]
-    result = quick.runpytest(*args, *commands)
-    result.assert_outcomes(passed=2)
-    records = read_report()["records"]
-    assert [each["backend"]["name"] for each in records] == ["fast", "slow"]
-    assert [each["id"].partition("::")[2] for each in records] == ["test_it[fast]", "test_it[slow]"]
-    assert len({each["backend"]["options"]["command"] for each in records}) == 2
-    result.stdout.fnmatch_lines(["*fast*", "*slow*"])
-
-
-def test_a_key_is_in_no_file_and_no_output(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        "def test_it(energy, backend):\n    energy(backend.generate, ['abc'], max_new_tokens=2)\n"
-    )
-    words = [
-        "sh",
-        "-c",
-        "echo api_key=hunter2-key >&2; exit 3",
-        "serve",
-        "--api-key",
-        "hunter2-key",
-        "{port}",
-    ]
-    for command, outcomes, reason in (
-        (f"{scripted()} --api-key=hunter2-key", {"passed": 1}, None),
-        (shlex.join(words), {"failed": 1}, "api_key=***"),
-    ):
-        outputs = ["--energy-html", "--junit-xml=junit.xml", "--energy-save=kept"]
-        result = quick.runpytest(*QUICK, *outputs, f"--energy-server={command}")
-        result.assert_outcomes(**outcomes)
-        report = read_report()
-        assert (reason or "") in (report["records"][0]["reason"] or "")
-        assert "--energy-save=kept" in report["run"]["argv"]
-        files = [path for path in quick.path.rglob("*") if path.suffix in (".json", ".html", ".xml")]
-        assert len(files) > 3
-        assert [path.name for path in files if "hunter2" in path.read_text()] == []
-        assert "hunter2" not in result.stdout.str()
 
 
 def test_an_overloaded_server_is_saturated_in_table_record_and_gate(

@@ -155,6 +155,7 @@ def test_a_driver_that_refuses_is_wrong(boards: Boards, doctor: Doctor) -> None:
     assert "wrong    NVML: Insufficient Permissions; see nvidia-smi\n" in out
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_takes_only_its_own_checks_with_it(
     boards: Boards, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,20 @@ def generated(
 Generated = tuple[dict[str, Any], dict[str, Any], Outcome]
 
 
+def check_cut_prompts(refused: dict[str, Any]) -> None:
+    """Prompts that the library would cut are refused with both numbers of tokens.
+
+    9,000 words are more than the model has room for; a tokenizer in C may end a text at a NUL.
+    """
+    assert re.search(r"\b[89]\d\d\d\b.*\b8192\b|\b8192\b.*\b[89]\d\d\d\b", str(refused["long"])), refused
+    kept = re.search(r"keeps (\d+) of the (\d+) tokens", str(refused["nul"]))
+    if kept is None:
+        assert refused["nul"] >= 14
+    else:
+        assert int(kept[1]) < 6 < 12 < int(kept[2])
+    assert all("\n" not in str(each) for each in refused.values())
+
+
 def test_tokens_and_energy_of_a_generation(generated: Generated) -> None:
     """Tokens as produced, without padding: six each, and three where the third ends the text."""
     found, record, outcome = generated
@@ -107,6 +121,7 @@ def test_tokens_and_energy_of_a_generation(generated: Generated) -> None:
     assert [ids[:2] for ids in found["batch"]] == [ids[:2] for ids in found["lone"]]
     assert "Paris" in found["texts"][0]
     assert found["per_token_j"] == pytest.approx(found["energy_j"] / 12, rel=0.1)
+    check_cut_prompts(found["refused"])
     assert record["status"] == "measured"
     assert record["backend"]["name"] == found["name"]
     assert "smol" in record["backend"]["model"].lower()
@@ -135,18 +150,6 @@ def test_tokens_and_energy_of_a_generation(generated: Generated) -> None:
         assert decode["value"] is not None or decode["reason"]
     first = record["metrics"]["time_to_first_token_s"]
     assert first["value"] is None or 0 < first["value"] < record["metrics"]["duration_s"]["value"]
-
-
-def test_a_prompt_that_the_library_would_cut_is_refused_with_both_numbers(generated: Generated) -> None:
-    """9,000 words are more than the model has room for; a tokenizer in C may end a text at a NUL."""
-    refused = generated[0]["refused"]
-    assert re.search(r"\b[89]\d\d\d\b.*\b8192\b|\b8192\b.*\b[89]\d\d\d\b", str(refused["long"])), refused
-    kept = re.search(r"keeps (\d+) of the (\d+) tokens", str(refused["nul"]))
-    if kept is None:
-        assert refused["nul"] >= 14
-    else:
-        assert int(kept[1]) < 6 < 12 < int(kept[2])
-    assert all("\n" not in str(each) for each in refused.values())
 
 
 ONE_FOR_EACH = """

@@ -64,15 +64,6 @@ def test_ini_keys_are_defaults_and_the_command_line_wins(project: Project) -> No
         assert len(project.records()["test_it"]["rounds"]) == n
 
 
-def test_options_and_marks_are_explained(plain: Project) -> None:
-    shown = plain.pytest("--help").out
-    for option in ("report", "rounds", "meter", "compare", "fail-on", "backend", "model", "gpus"):
-        assert f"--energy-{option}" in shown
-    shown = plain.pytest("--markers").out
-    for mark in ("gpus", "parallel", "energy_options", "backend_options", "energy_gate", "gpu_settings"):
-        assert re.search(rf"^@pytest\.mark\.{mark}\(", shown, re.MULTILINE)
-
-
 def test_a_report_of_nothing_is_not_written(project: Project) -> None:
     assert project.pytest("--energy-report").ret == pytest.ExitCode.NO_TESTS_COLLECTED
     project.write("test_it.py", "def test_it(): pass\n")
@@ -82,16 +73,22 @@ def test_a_report_of_nothing_is_not_written(project: Project) -> None:
     assert "no test was measured" in ended.text
 
 
-def test_every_command_explains_itself(project: Project) -> None:
-    overview = project.llenergy("--help")
+def test_every_command_option_and_mark_is_explained(plain: Project) -> None:
+    shown = plain.pytest("--help").out
+    for option in ("report", "rounds", "meter", "compare", "fail-on", "backend", "model", "gpus"):
+        assert f"--energy-{option}" in shown
+    marks = plain.pytest("--markers").out
+    for mark in ("gpus", "parallel", "energy_options", "backend_options", "energy_gate", "gpu_settings"):
+        assert re.search(rf"^@pytest\.mark\.{mark}\(", marks, re.MULTILINE)
+    overview = plain.llenergy("--help")
     assert overview.ret == 0
     for command in COMMANDS:
         assert re.search(rf"\b{command}\b", overview.out)
-        shown = project.llenergy(command, "--help")
-        assert shown.ret == 0
-        assert command in shown.out
-        assert not list(too_long(shown.lines))
-    version = project.llenergy("--version")
+        text = plain.llenergy(command, "--help")
+        assert text.ret == 0
+        assert command in text.out
+        assert not list(too_long(text.lines))
+    version = plain.llenergy("--version")
     assert version.ret == 0
     assert re.search(r"\d+\.\d+", version.out)
 

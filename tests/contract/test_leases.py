@@ -190,15 +190,6 @@ def test_a_test_does_not_run_on_a_board_that_somebody_else_uses(project: Project
         assert record["status"] == status
 
 
-def test_a_lost_board_leaves_the_others(project: Project, world: World) -> None:
-    world.update(0, lost=True)
-    project.write("test_v.py", VISIBLE)
-    ended = project.pytest("test_v.py", "-rsP")
-    assert re.findall(r"leased \(.*\)", ended.out) == ["leased (1,)"]
-    assert ended.counts["passed"] == 1
-    assert "lost" in ended.text
-
-
 @pytest.mark.slow
 def test_a_driver_that_never_answers_ends_in_one_line(project: Project, world: World) -> None:
     world.update(0, call_delay_ns=3_600_000_000_000)
@@ -222,6 +213,10 @@ def test_a_board_that_fails_is_named_and_leaves_the_others(project: Project, wor
     assert run.ret == 0, run.text
     for each in (ended, doctor, run):
         assert "NVML: GPU 1 does not answer (Insufficient Permissions); see nvidia-smi" in each.text
+    world.update(1, no_permission=False)
+    world.update(0, lost=True)
+    ended = project.pytest("test_v.py", "-k", "one", "-rsP").check(passed=1)
+    assert "leased (1,)" in ended.out
 
 
 def test_doctor_lists_boards_and_backends_and_exits_0_or_1(project: Project, world: World) -> None:

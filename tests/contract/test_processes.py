@@ -54,7 +54,6 @@ def running(project: Project) -> Project:
         ("spawn", signal.SIGTERM),
         ("spawn", signal.SIGKILL),
         ("spawn", signal.SIGHUP),
-        ("forkserver", signal.SIGINT),
         ("forkserver", signal.SIGKILL),
     ],
     ids=lambda each: getattr(each, "name", each),

@@ -71,9 +71,7 @@ def test_one_session_a_side_is_at_most_inconclusive(sides: Project) -> None:
     # A floor says how much sessions differ.
     assert verdict(sides, "base.json", "head.json", "--floor=2%")[1]["verdict"] == "regressed"
     assert verdict(sides, "base.json", "head.json", "--floor=20%")[1]["verdict"] == "unchanged"
-
-
-def test_without_data_it_says_so(sides: Project) -> None:
+    # Without data it says so.
     ret, found = verdict(sides, "base-no-data.json", "head-no-data.json", "--floor=2%")
     assert (ret, found["verdict"]) == (0, "inconclusive")
     assert "--benchmark-save-data" in found["reason"]
@@ -116,19 +114,17 @@ def test_sessions_are_what_is_compared(project: Project) -> None:
     posted = project.llenergy("comment", "time.json", "--dry-run")
     assert posted.ret == 0, posted.err
     assert comment.out.splitlines()[1:] == posted.out.splitlines()[1:]
-
-
-def test_few_sessions_and_other_machines_are_named(project: Project) -> None:
-    write_sessions(project.path / "base", 0.1, 3, 1)
+    # Few sessions and other machines are named.
+    write_sessions(project.path / "few", 0.1, 3, 1)
     write_sessions(project.path / "head", 0.11, 3, 2)
-    ret, found = verdict(project, "base", "head")
+    ret, found = verdict(project, "few", "head")
     assert (ret, found["verdict"]) == (0, "inconclusive")
     assert "3 base and 3 head sessions" in found["reason"]
     write_session(project.path / "other.json", {"test_p": [0.1] * 5}, cpu="Intel")
-    ret, found = verdict(project, str(project.path / "base" / "1.json"), "other.json")
+    ret, found = verdict(project, str(project.path / "few" / "1.json"), "other.json")
     assert (ret, found["verdict"]) == (3, "not comparable")
     write_session(project.path / "head" / "9.json", {"test_p": [0.1] * 5}, cpu="Intel")
-    for args in (["base", "head"], ["base", "other.json"]):
+    for args in (["few", "head"], ["few", "other.json"]):
         refused = project.llenergy("compare", *args)
         assert refused.ret == 2
         assert len(refused.err.splitlines()) == 1

@@ -128,7 +128,9 @@ class TestNotMeasured:
             assert record["status"] == "invalid"
             assert "pytest-codspeed" in record["reason"]
 
-    @pytest.mark.parametrize("options", [(), ("-n1",)], ids=["here", "in a worker"])
+    @pytest.mark.parametrize(
+        "options", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=["here", "in a worker"]
+    )
     def test_autouse_benchmark_fixture_alone_gives_no_record(
         self, bench: Callable[..., pytest.RunResult], read_report: Read, options: tuple[str, ...]
     ) -> None:

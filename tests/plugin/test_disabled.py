@@ -65,7 +65,9 @@ def test_wrong_result(energy):
 
 
 @pytest.mark.usefixtures("few_plugins")
-@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)], ids=["alone", "xdist"]
+)
 def test_disabled_work_runs_once_and_opens_no_meter(pytester: pytest.Pytester, options: list[str]) -> None:
     pytester.makeconftest(BROKEN_METER)
     # Both would be refused on the command line.
@@ -117,7 +119,9 @@ class TestCase(unittest.TestCase):
 
 
 @pytest.mark.usefixtures("few_plugins")
-@pytest.mark.parametrize("options", [[], ["-n", "2"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["-n", "2"], marks=pytest.mark.slow)], ids=["alone", "xdist"]
+)
 def test_skip_and_only(quick: pytest.Pytester, options: list[str]) -> None:
     quick.makepyfile(MIXED)
     skipped = quick.runpytest("--energy-skip", "-q", "-rs", *options)
@@ -171,6 +175,7 @@ def test_outputs_in_addopts_are_for_the_runs_that_measure(quick: pytest.Pytester
     assert not (quick.path / "energy.json").exists()
 
 
+@pytest.mark.slow
 def test_lines_of_the_page_run_a_suite_without_the_plugin(quick: pytest.Pytester) -> None:
     (lines,) = (
         each.code for each in blocks(ROOT / "docs" / "writing-tests.md") if "WithoutEnergy" in each.code

@@ -188,6 +188,7 @@ def test_output_of_tests_with_s_is_kept(quick: pytest.Pytester) -> None:
     assert "\n".join(seen.screen).count("printed by the test") == 2
 
 
+@pytest.mark.slow
 def test_quiet_shows_no_progress(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)
@@ -234,13 +235,7 @@ def test_long_work_without_a_terminal_prints_lines(quick: pytest.Pytester, captu
         assert captured.partition("-----\n")[2].startswith("printed by the test\nprinted by the test\n")
 
 
-def test_short_work_without_a_terminal_prints_nothing(quick: pytest.Pytester) -> None:
-    quick.makepyfile(test_it=AMONG_OTHERS)
-    result = quick.runpytest_subprocess("test_it.py")
-    result.stdout.no_fnmatch_line("*: round *")
-    result.stdout.fnmatch_lines(["test_it.py ..... *100%*"])
-
-
+@pytest.mark.slow
 def test_xdist_workers_print_no_progress(quick: pytest.Pytester) -> None:
     quick.makeconftest(SOON)
     quick.makepyfile(test_it=AMONG_OTHERS)

@@ -33,8 +33,8 @@ MAX_SOCKET_PATH_BYTES = 103
 #: Values of ``verbosity``: log errors only, or also what llama.cpp finds and decides while it loads a model.
 VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
 
-#: How long its log may lag behind the loaded model, and how often to look (seconds).
-LOG_TIMEOUT_S, LOG_POLL_S = 10.0, 0.01
+#: How long its log may lag behind the loaded model or an error, and how often to look (seconds).
+LOG_TIMEOUT_S, ERROR_TIMEOUT_S, LOG_POLL_S = 10.0, 2.0, 0.01
 
 
 class LlamaServer:
@@ -151,10 +151,14 @@ def _read_log(log: Path) -> tuple[Precision, str | None]:
 
 def _first_error(messages: Path) -> str | None:
     """Return the first error among messages such as ``0.00.037.234 E gguf_init_from_reader: failed to …``."""
-    for line in messages.read_text(errors="replace").splitlines():
-        _time, mark, text = (*line.split(" ", 2), "", "")[:3]
-        if mark == "E":
-            return text.strip()
+    # It prints in a thread of its own.
+    deadline = time.monotonic() + ERROR_TIMEOUT_S
+    while time.monotonic() < deadline:
+        for line in messages.read_text(errors="replace").splitlines():
+            _time, mark, text = (*line.split(" ", 2), "", "")[:3]
+            if mark == "E":
+                return text.strip()
+        time.sleep(LOG_POLL_S)
     return None
 
 
