@@ -23,6 +23,9 @@ run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 #: prctl(2): include/uapi/linux/prctl.h.
 PR_SET_PDEATHSIG = 1
 
+#: Variable with which ``llenergy run`` ends what its command leaves behind, which would draw power later on.
+ENDS_ALL = "LLENERGY_RUN_ENDS_ALL"
+
 
 def module_command(name: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this package as a program."""

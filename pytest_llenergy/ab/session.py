@@ -22,7 +22,7 @@ import msgspec
 from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.measured_command import MeasuredCommand
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.lifetime import die_with_parent
+from pytest_llenergy.lifetime import ENDS_ALL, die_with_parent
 from pytest_llenergy.record.report import SideName, Source, encode_report
 
 PLUGIN = "llenergy_ab_session"
@@ -134,6 +134,7 @@ def run_session(
         # Options of the user come last, so that they win.
         return _run(side, [*words, *side.args], environment, files.log, poll)
     measured = side.measured
+    environment[ENDS_ALL] = "1"
     before = measured.look(side.directory)
     with measured.output_file() as output:
         code = _run(side, measured.words(side.args, output), environment, files.log, poll)

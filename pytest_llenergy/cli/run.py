@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime, timezone
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.energy.window import Measuring
     from pytest_llenergy.energy.window_meters import LocalWindows
     from pytest_llenergy.errors import PlanError
-    from pytest_llenergy.ranks.proctree import adopting_orphans
+    from pytest_llenergy.lifetime import ENDS_ALL
+    from pytest_llenergy.ranks.proctree import adopting_orphans, kill_children
     from pytest_llenergy.record.record import Metric
     from pytest_llenergy.record.text import format_time
 
@@ -96,7 +97,9 @@ def run(args: argparse.Namespace) -> int:
     meters = LocalWindows(open_selection(args, whole_host=False))
     measuring = Measuring([meters])
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
-    with Child() as child, adopting_orphans():
+    with ExitStack() as last, Child() as child, adopting_orphans():
+        if ENDS_ALL in os.environ:
+            last.callback(kill_children)
         measuring.start()
         try:
             started = datetime.now(timezone.utc)

@@ -158,9 +158,13 @@ def join_sessions(files: Sequence[tuple[str, bytes]]) -> Report:
         files: Name and content of each file.
 
     Raises:
-        ReportError: If one is broken, or they are of different machines or commits.
+        ReportError: If one is broken or a copy, or they are of different machines or commits.
     """
     reports = [decode_timings(data, name) for name, data in files]
+    names: dict[str, str] = {}
+    for (name, _), report in zip(files, reports, strict=True):
+        if (same := names.setdefault(report.run.id, name)) != name:
+            raise ReportError(f"{name} is a copy of {same}; each file must be a session of its own")
     first = reports[0]
     seconds: dict[str, list[float]] = {}
     params: dict[str, dict[str, Any]] = {}

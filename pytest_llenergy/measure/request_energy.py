@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,6 +44,10 @@ PASSES = 4
 
 #: Fluctuation of power grows with the power of the load: this part of its variance is there at no power.
 AT_REST = 0.1
+
+
+#: Requests shorter than this share of a tick cannot be told from others: up to a half lie beyond 2u.
+SHORTEST_TICKS = 0.3
 
 
 class RequestSpan(NamedTuple):
@@ -99,6 +104,10 @@ def share_among_requests(
     if series.smear_ns:
         averaged = f"{series.domain.name} shows power averaged over {series.smear_s:.2g} s"
         return RequestShares(reason=f"{averaged}, which tells no request from others")
+    tick_s = series.tick_period_s or 0.0
+    if median(span.end_ns - span.start_ns for span in spans) < SHORTEST_TICKS * tick_s * 1e9:
+        shorter = f"its requests are much shorter than a tick of {series.domain.name} ({tick_s:.2g} s)"
+        return RequestShares(reason=f"{shorter}, which tells no request from others")
     ticks = series.without_common_delay(series.ticks_spanning(start_ns, end_ns, NEIGHBOURS))
     if not ticks or ticks[0].time_ns > start_ns or ticks[-1].time_ns < end_ns or whole.energy_j <= 0:
         return RequestShares(reason=f"{series.domain.name} has too little energy in the round to be shared")

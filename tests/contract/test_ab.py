@@ -139,7 +139,8 @@ def test_git_tells_its_own_reason(repository: Project) -> None:
 
 @pytest.mark.slow
 def test_any_command_is_measured_in_turn_and_compared(repository: Project) -> None:
-    script = "sleep {seconds}\necho '{{\"tokens\": 100}}' > out.json\n"
+    # What it leaves behind must not run in later sessions.
+    script = "sleep 600 > /dev/null 2>&1 &\nsleep {seconds}\necho '{{\"tokens\": 100}}' > out.json\n"
     for seconds in (0.3, 0.45):
         repository.write("bench.sh", script.format(seconds=seconds))
         git(repository, "add", "-A")
