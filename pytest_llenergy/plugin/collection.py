@@ -142,6 +142,11 @@ def check_collected_tests(session: pytest.Session) -> None:
     plans = _check_marks(session.config, session.items)
     if any(plan.gate is not None for plan in plans):
         register_benchmarks(session.config)
+    if is_worker(session.config):
+        pairs = zip(session.items, plans, strict=True)
+        boards_of = {item.nodeid: plan.gpus.n for item, plan in pairs if plan.gpus is not None}
+        if any(n > 1 for n in boards_of.values()):
+            worker_input_of(session.config).send_boards(boards_of)
     measured = [item.nodeid for item in session.items if is_measured(item)]
     if not measured or not is_worker(session.config):
         return

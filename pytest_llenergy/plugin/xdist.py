@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache, partial
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 KEY = "llenergy"
 
 #: Kinds of messages from a worker: why it got no GPUs, version of this package, node ids of the tests that it
-#: will measure, the test that begins, the environment if it differs from the controller's, and a record whose
-#: report was interrupted.
-FAILURE, VERSION, MEASURED_TESTS, BEGIN, ENVIRONMENT, RECORD = (
+#: will measure, the boards of each test that leases some, the test that begins, the environment if it differs
+#: from the controller's, and a record whose report was interrupted.
+FAILURE, VERSION, MEASURED_TESTS, BOARDS, BEGIN, ENVIRONMENT, RECORD = (
     "failure",
     "version",
     "measured-tests",
+    "boards",
     "begin",
     "environment",
     "record",
@@ -133,6 +134,10 @@ class WorkerInput:
         self._send(VERSION, pytest_llenergy.__version__)
         self._send_environment()
         self._send(MEASURED_TESTS, list(node_ids))
+
+    def send_boards(self, boards_of: Mapping[str, int]) -> None:
+        """Send how many boards each test leases, by node id."""
+        self._send(BOARDS, dict(boards_of))
 
     def send_begin(self, node_id: str, attempt: int) -> None:
         """Send the begin of a measured test."""
@@ -253,6 +258,7 @@ class WorkerTracker:
         self._failures: dict[str, str] = {}
         self._versions: dict[str, str] = {}
         self._measured_tests: dict[str, frozenset[str]] = {}
+        self._boards_of: dict[str, int] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         self._environments: dict[str, bytes] = {}
 
@@ -261,6 +267,27 @@ class WorkerTracker:
         if settings_of(self._config).keeps_something and getattr(option, "maxschedchunk", 1) is None:
             # Chunks are given to a worker together: it would keep narrow tests while it waits for a wide one.
             option.maxschedchunk = 1
+
+    @pytest.hookimpl(optionalhook=True, wrapper=True)
+    def pytest_xdist_make_scheduler(self) -> Generator[None, object, object]:
+        scheduler = yield
+        from xdist.scheduler import LoadScheduling
+
+        from pytest_llenergy.plugin.xdist_scheduling import LeaseScheduling
+
+        # A scheduler of the project stays.
+        if type(scheduler) is not LoadScheduling:
+            return scheduler
+        return LeaseScheduling(scheduler, self._count_boards, self._boards_of)
+
+    def _count_boards(self) -> int:
+        from pytest_llenergy.devices.allocation import count_leasable
+        from pytest_llenergy.errors import DeviceError
+
+        # Without a driver, tests that lease boards are skipped or use the CPU, one after the other.
+        with suppress(DeviceError):
+            return count_leasable(settings_of(self._config).gpus)
+        return 0
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -368,6 +395,8 @@ class WorkerTracker:
             self._versions[worker] = content
         elif kind == MEASURED_TESTS:
             self._measured_tests[worker] = frozenset(content)
+        elif kind == BOARDS:
+            self._boards_of.update(content)
         elif kind == BEGIN:
             node_id, attempt = content
             self._attempts[worker, node_id] = attempt
