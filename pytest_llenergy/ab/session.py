@@ -30,6 +30,7 @@ PLUGIN = "llenergy_ab_session"
 #: Time that a session has to end after SIGINT, so that ranks stop and its report is written, and then after
 #: SIGTERM, which a hung test may still obey; then it is killed.
 INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
+POLITELY = (signal.SIGINT, INTERRUPT_TIMEOUT_S), (signal.SIGTERM, TERMINATE_TIMEOUT_S)
 #: Interval at which to check for the end of a session and for new output: one round takes many times as long.
 SESSION_POLL_S = 0.1
 
@@ -203,7 +204,11 @@ def _run(
                         return code
                     poll(printed)
             except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
-                _stop(process, process.send_signal if measures else partial(_signal_group, process))
+                if measures:
+                    # Shells put off SIGINT until their command has ended, and half a command has no value.
+                    _stop(process, process.send_signal, [(signal.SIGTERM, TERMINATE_TIMEOUT_S)])
+                else:
+                    _stop(process, partial(_signal_group, process), POLITELY)
                 raise
 
 
@@ -213,9 +218,13 @@ def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:
     die_with_parent(parent_pid, at_its_end)
 
 
-def _stop(process: subprocess.Popen[bytes], send: Callable[[signal.Signals], None]) -> None:
-    """Interrupt a session like a terminal would. A second interrupt of this process kills it at once."""
-    for number, timeout_s in ((signal.SIGINT, INTERRUPT_TIMEOUT_S), (signal.SIGTERM, TERMINATE_TIMEOUT_S)):
+def _stop(
+    process: subprocess.Popen[bytes],
+    send: Callable[[signal.Signals], None],
+    steps: Sequence[tuple[signal.Signals, float]],
+) -> None:
+    """Stop a session by one signal after another. A second interrupt of this process kills it at once."""
+    for number, timeout_s in steps:
         send(number)
         try:
             process.wait(timeout_s)

@@ -170,7 +170,7 @@ class _Commands:
     origins: tuple[str, str] = ("", "")
 
     def side(self, number: int, **facts: object) -> Side:
-        """Return a side: 0 is the base, 1 the head."""
+        """Return a side: 0 is the base, 1 the head. mypy cannot check ``facts``, its other fields."""
         if self.pytest is None:
             return Side(args=self.sides[number], measured=self.measured, **facts)  # type: ignore[arg-type]
         command = self.pytest[number]
