@@ -18,7 +18,7 @@ from pytest_llenergy.record.defaults import FLOOR_ROUNDS, ROUNDS
 if TYPE_CHECKING:
     # Collection parses marks, and needs nothing that measures.
     from pytest_llenergy.measure.round_plan import RoundPlan
-    from pytest_llenergy.ranks.call_tokens import TokensPerCall
+    from pytest_llenergy.ranks.calls import TokensPerCall
 
 #: What ``energy.pedantic`` does without a mark: one round of one call, as with pytest-benchmark.
 PEDANTIC: Mapping[str, Any] = {"rounds": 1, "warmup": 0, "iterations": 1, "exact": True}

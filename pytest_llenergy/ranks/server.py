@@ -22,40 +22,17 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import SERVE, TASKS, Generation
 from pytest_llenergy.backends.traffic.texts import write_texts
 from pytest_llenergy.errors import BackendError, PlanError
-from pytest_llenergy.ranks import call_tokens, transport
-from pytest_llenergy.ranks.call_tokens import TokensPerCall
-from pytest_llenergy.ranks.pickling import check_finished, dump_result, load_call
-from pytest_llenergy.ranks.usage import (
-    BackendProcesses,
-    cpu_time_used_s,
-    peak_memory_bytes,
-    reset_peak_memory,
-)
+from pytest_llenergy.ranks import calls, transport, usage
+from pytest_llenergy.ranks.pickling import dump_result, load_call
 from pytest_llenergy.record.record import BackendInfo, Flag, Parallel
 from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 
-#: Exceptions that pytest treats as a skip, with its name for them.
-SKIP_CLASSES = {"unittest.case.SkipTest": "Skipped"}
-
-#: What ``pytest.exit`` and Ctrl-C raise.
-RUN_ENDING_CLASSES = ("_pytest.outcomes.Exit", "builtins.KeyboardInterrupt")
-
-
-def check_accelerate_world() -> None:
-    """Raise ``PlanError`` if accelerate has split work over fewer processes than the process group has.
-
-    On a CPU ``PartialState()`` ignores the process group unless it has the argument ``cpu=True`` (accelerate
-    1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
-    """
-    state, dist = sys.modules.get("accelerate.state"), _process_group()
-    if state is not None and dist is not None:
-        count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
-        if count not in (None, world_size):
-            raise PlanError(
-                f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} "
-                "ranks, so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before "
-                "anything else of accelerate"
-            )
+#: Exceptions that are outcomes, besides those of pytest, which have a base class: pytest's name for each.
+OUTCOMES = {
+    "unittest.case.SkipTest": "Skipped",
+    "_pytest.outcomes.Exit": "Exit",
+    "builtins.KeyboardInterrupt": "KeyboardInterrupt",
+}
 
 
 class CallJob:
@@ -63,7 +40,7 @@ class CallJob:
 
     def __init__(self, call: bytes) -> None:
         function, (input_tokens, output_tokens, *self._args), self._kwargs = load_call(call)
-        counter = call_tokens.TokenCounter(function, TokensPerCall(input_tokens, output_tokens))
+        counter = calls.TokenCounter(function, calls.TokensPerCall(input_tokens, output_tokens))
         self._function = counter.counting(resolve_name(function) if isinstance(function, str) else function)
         self.count_tokens = counter.count
 
@@ -71,7 +48,7 @@ class CallJob:
         return self._function(*self._args, **self._kwargs)
 
     def result(self, outcome: Any) -> Any:
-        return check_finished(outcome)
+        return calls.check_finished(outcome)
 
 
 class FollowerJob:
@@ -104,11 +81,11 @@ class RankServer:
         self._backend_name = ""
         #: Whether this rank only holds a part of the model of another rank.
         self._follows = boot["rank"] % boot["nodes"] > 0
-        #: Of a follower: pids of the processes of its backend by a descriptor that tells their end.
+        #: Of a follower: pids of the processes of its backend, by a descriptor that tells their end.
         self._watched: dict[int, int] = {}
         self._job: Job | CallJob | FollowerJob | None = None
         self._iterations: list[tuple[int, int, Any]] = []
-        self._processes = BackendProcesses()
+        self._processes = usage.BackendProcesses()
         # In a fork that a function makes: only one process may answer, and its end must be noticed.
         os.register_at_fork(after_in_child=connection.close)
         self._environment = dict(os.environ)
@@ -121,14 +98,8 @@ class RankServer:
     def run(self) -> None:
         """Serve until pytest sends ``stop`` or closes the connection; other verbs are methods."""
         while True:
-            ended = [self._watched[each] for each in self._await_message() if each in self._watched]
-            if ended:
-                # The first rank might wait for minutes for this part of its model.
-                sys.stdout.write(
-                    f"a process of the backend has ended (pid {ended[0]}), and this rank with it\n"
-                )
-                sys.stdout.flush()
-                os._exit(1)
+            if self._watched:
+                self._await_message()
             try:
                 verb, payload = self._connection.recv()
             except (EOFError, OSError):
@@ -141,37 +112,44 @@ class RankServer:
             except BaseException as error:
                 answer = ("error", _describe(error))
             # The work may have closed or replaced them.
-            with suppress(Exception):
-                sys.stdout.flush()
-            with suppress(Exception):
-                sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
             try:
                 self._connection.send(answer)
             except OSError:
                 # pytest is gone, or this is a fork that a function has let return.
                 os._exit(1)
 
-    def _await_message(self) -> list[Any]:
-        return wait([self._connection, *self._watched]) if self._watched else []
-
     def send_message(self, value: object) -> None:
         """Let ``RankGroup.on_message`` handle a value. Works also where a test has replaced files."""
         self._connection.send_bytes(pickle.dumps(("message", value)))
 
+    def _await_message(self) -> None:
+        """Wait for a request, or end with a process of the backend: the first rank might wait for minutes."""
+        for ended in set(wait([self._connection, *self._watched])) & set(self._watched):
+            pid = self._watched[ended]  # type: ignore[index]
+            sys.stdout.write(f"a process of the backend has ended (pid {pid}), and this rank with it\n")
+            sys.stdout.flush()
+            os._exit(1)
+
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
+        boot = self._boot
+        # Not from this process, whose variables a backend may have changed.
+        variables = boot["environment"]
         context = RankContext(
-            rank=self._boot["rank"],
-            local_rank=self._boot["local_rank"],
-            world_size=self._boot["world_size"],
-            devices=tuple(self._boot["devices"]),
-            threads=self._boot["threads"],
-            cpus=tuple(self._boot["cpus"]),
-            parallel=msgspec.convert(self._boot["parallel"], Parallel),
+            rank=boot["rank"],
+            local_rank=boot["local_rank"],
+            world_size=boot["world_size"],
+            devices=tuple(boot["devices"]),
+            threads=boot["threads"],
+            cpus=tuple(boot["cpus"]),
+            parallel=msgspec.convert(boot["parallel"], Parallel),
             scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
-            nodes=self._boot["nodes"],
-            node_rank=self._boot["rank"] % self._boot["nodes"],
-            master=self._find_master(),
+            nodes=boot["nodes"],
+            node_rank=boot["rank"] % boot["nodes"],
+            master=(variables["MASTER_ADDR"], int(variables["MASTER_PORT"])) if boot["nodes"] > 1 else None,
         )
         self._unload()
         self._restore()
@@ -184,25 +162,14 @@ class RankServer:
         gc.collect()
         gc.freeze()
         # Only such backends have the method.
-        workers = list(backend.workers()) if self._boot["launch"] == "backend" else []  # type: ignore[attr-defined]
+        workers = list(backend.workers()) if boot["launch"] == "backend" else []  # type: ignore[attr-defined]
         for pid in {worker.pid for worker in workers} - {0, os.getpid()} if self._follows else ():
-            try:
+            # Old kernels have none.
+            with suppress(OSError):
                 self._watched[os.pidfd_open(pid)] = pid
-            except ProcessLookupError:
-                raise BackendError(f"a process of the backend has ended (pid {pid})") from None
-            except OSError:
-                # Old kernels have none. The time limit of the test has to do.
-                continue
         load_s = real_time.monotonic() - start
-        self._processes = BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
+        self._processes = usage.BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
-
-    def _find_master(self) -> tuple[str, int] | None:
-        if self._boot["nodes"] == 1:
-            return None
-        # A backend may have changed the variables of this process.
-        variables = self._boot["environment"]
-        return variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
 
     def _prepare(self, payload: dict[str, Any]) -> None:
         if self._follows:
@@ -231,7 +198,7 @@ class RankServer:
         if prepare_job is not None:
             prepare_job()
         self._other_pids = self._processes.pids()
-        reset_peak_memory(self._other_pids)
+        usage.reset_peak_memory(self._other_pids)
         self._synchronize()
 
     def _work(self, iterations: int) -> None:
@@ -250,22 +217,21 @@ class RankServer:
                 outcome = job.run()
             self._synchronize()
             self._iterations.append((start_ns, real_time.monotonic_ns(), outcome))
-        # Processes of a follower go on until the last rank has answered.
-        self._cpu_before = cpu_before
-        self._cpu_time_s = cpu_time_used_s(cpu_before, self._processes.cpu_times_s())
+        self._cpu_before, self._cpu_after = cpu_before, self._processes.cpu_times_s()
         if isinstance(job, CallJob):
-            check_accelerate_world()
+            _check_accelerate_world()
 
     def _timeline(self, _payload: None) -> tuple[bytes, int | None]:
         """Return the encoded timeline of the last round, and the peak memory of this rank in it (bytes)."""
-        peak = peak_memory_bytes(self._other_pids) if self._processes.has_peak_memory else None
+        peak = usage.peak_memory_bytes(self._other_pids) if self._processes.has_peak_memory else None
         if self._follows:
-            self._cpu_time_s = cpu_time_used_s(self._cpu_before, self._processes.cpu_times_s())
+            # Its processes went on until the last rank had answered.
+            self._cpu_after = self._processes.cpu_times_s()
         flags: dict[Flag, None] = {}
         timeline = RankTimeline(
             rank=self._boot["rank"],
             iterations=tuple(self._make_iteration(*each, flags) for each in self._iterations),
-            cpu_time_s=self._cpu_time_s,
+            cpu_time_s=usage.cpu_time_used_s(self._cpu_before, self._cpu_after),
             servers=self._processes.servers,
             flags=tuple(flags),
         )
@@ -291,9 +257,12 @@ class RankServer:
             failures=tuple(getattr(generated, "failures", ())),
         )
 
-    def _result(self, _payload: None) -> bytes:
+    def _last_result(self) -> Any:
         assert self._job is not None
-        return dump_result(self._job.result(self._iterations[-1][2]))
+        return self._job.result(self._iterations[-1][2])
+
+    def _result(self, _payload: None) -> bytes:
+        return dump_result(self._last_result())
 
     def _flops(self, _payload: None) -> bytes:
         """Return the encoded operations of one iteration, perhaps by running the job once more."""
@@ -304,8 +273,7 @@ class RankServer:
         elif (count := getattr(self._backend, "flops", None)) is None:
             flops = Flops.unknown(f"{self._backend_name} does not report its operations")
         else:
-            assert self._job is not None
-            flops = count(self._job, self._job.result(self._iterations[-1][2]))
+            flops = count(self._job, self._last_result())
         return msgspec.json.encode(flops)
 
     def _clean_up(self, _payload: None) -> None:
@@ -331,7 +299,7 @@ class RankServer:
         self._watched.clear()
         self._backend.close()
         self._backend = self._job = None
-        self._processes = BackendProcesses()
+        self._processes = usage.BackendProcesses()
         self._iterations = []
         # Otherwise the objects of this model would never be collected.
         gc.unfreeze()
@@ -366,11 +334,29 @@ def _process_group() -> Any:
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
+def _check_accelerate_world() -> None:
+    """Raise ``PlanError`` if accelerate has split work over fewer processes than the process group has.
+
+    On a CPU ``PartialState()`` ignores the process group unless it has the argument ``cpu=True`` (accelerate
+    1.15, ``state.py``, ``_prepare_backend``). Each rank then does all of the work.
+    """
+    state, dist = sys.modules.get("accelerate.state"), _process_group()
+    if state is not None and dist is not None:
+        count, world_size = state.PartialState._shared_state.get("num_processes"), dist.get_world_size()
+        if count not in (None, world_size):
+            raise PlanError(
+                f"accelerate sees {count} process{'es' if count > 1 else ''} in a world of {world_size} "
+                "ranks, so each has done all of the work; on CPU ranks, call PartialState(cpu=True) before "
+                "anything else of accelerate"
+            )
+
+
 def _describe(error: BaseException) -> dict[str, Any]:
     """Return the report of an error, of which ``failure.raise_first_cause`` makes an exception."""
-    kind, found, ours = type(error), error.__traceback__, (__file__, call_tokens.__file__)
     now_ns = real_time.monotonic_ns()
+    kind, found = type(error), error.__traceback__
     # Without the frames in which this package calls the user's functions.
+    ours = (__file__, calls.__file__)
     while found is not None and found.tb_next is not None and found.tb_frame.f_code.co_filename in ours:
         found = found.tb_next
     # It survives an error whose own text cannot be made.
@@ -396,8 +382,7 @@ def _outcome(kind: type[BaseException]) -> str | None:
     # The module of pytest's outcomes is ``builtins``; their base class is recognisable.
     if any(base.__name__ == "OutcomeException" for base in kind.__mro__):
         return kind.__name__
-    name = f"{kind.__module__}.{kind.__name__}"
-    return kind.__name__ if name in RUN_ENDING_CLASSES else SKIP_CLASSES.get(name)
+    return OUTCOMES.get(f"{kind.__module__}.{kind.__name__}")
 
 
 def _plain(text: str) -> str:

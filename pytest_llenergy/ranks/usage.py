@@ -22,9 +22,6 @@ from pytest_llenergy.ranks import proctree
 #: (``MAKE_PROCESS_CPUCLOCK`` and ``CPUCLOCK_SCHED``, include/linux/posix-timers_types.h).
 CPUCLOCK_SCHED = 2
 
-#: Writing 5 to clear_refs resets VmHWM (proc_pid_clear_refs(5)).
-RESET_PEAK = "5"
-
 
 def cpu_times_s(others: Iterable[int] = ()) -> dict[int, float]:
     """Return the CPU time (s) that processes have used so far, by pid, with this process as 0.
@@ -82,16 +79,16 @@ def reset_peak_memory(others: Iterable[int] = ()) -> None:
         for index in range(cuda.device_count()):
             cuda.reset_peak_memory_stats(index)
     for process in ("self", *others):
+        # 5 resets VmHWM (proc_pid_clear_refs(5)).
         with suppress(OSError):
-            Path(f"/proc/{process}/clear_refs").write_text(RESET_PEAK)
+            Path(f"/proc/{process}/clear_refs").write_text("5")
 
 
 def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
     """Return the peak since the last reset, or ``None`` if the system does not report it.
 
     That is GPU memory summed over devices if this process uses torch with CUDA; otherwise resident memory
-    summed over processes. Shared pages count for each process: the kernel reports how many are shared now,
-    not how many were at the peak.
+    summed over processes. Shared pages count for each process.
     """
     if (cuda := _cuda_in_use()) is not None:
         return sum(int(cuda.max_memory_allocated(index)) for index in range(cuda.device_count()))

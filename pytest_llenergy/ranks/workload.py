@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -13,10 +12,10 @@ import msgspec
 from pytest_llenergy.backends.tasks import TASKS, Params
 from pytest_llenergy.backends.traffic.requests import Inputs, Request
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.ranks.call_tokens import UNCOUNTED, TokensPerCall
+from pytest_llenergy.ranks.calls import REFUSAL, UNCOUNTED, TokensPerCall, is_lazy
 from pytest_llenergy.ranks.group import RankGroup
-from pytest_llenergy.ranks.pickling import REFUSAL, dump_call, is_lazy, load_result
-from pytest_llenergy.ranks.plan import LOCALHOST, ProcessPlan
+from pytest_llenergy.ranks.pickling import dump_call, load_result
+from pytest_llenergy.ranks.plan import LOCALHOST
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
 
@@ -44,11 +43,11 @@ class RankWorkload:
 
     def prepare_round(self) -> None:
         """Let every rank collect garbage and wait for the queued work of its device."""
-        self._group.request_all("prepare_round", None, self._timeout_s)
+        self._request("prepare_round")
 
     def work(self, iterations: int = 1) -> None:
         """Run the job ``iterations`` times on every rank; blocks until the last rank is done."""
-        self._group.request_all("work", iterations, self._timeout_s)
+        self._request("work", iterations)
 
     def timeline(self) -> Timeline:
         """Return the timestamps and token counts of the last round.
@@ -56,14 +55,15 @@ class RankWorkload:
         Raises:
             WorkerError: If ranks with the same inputs have made different numbers of tokens.
         """
-        answers = self._group.request_all("timeline", None, self._timeout_s)
-        for rank, (_, peak) in enumerate(answers):
-            if peak is not None:
-                self.rank_peak_memory_bytes[rank] = max(self.rank_peak_memory_bytes[rank] or 0, peak)
-        if all(peak is not None for _, peak in answers):
-            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, sum(peak for _, peak in answers))
-        reports = [msgspec.json.decode(timeline, type=RankTimeline) for timeline, _ in answers]
-        ranks = [self._group.to_local_times(report) for report in reports]
+        answers = self._request("timeline")
+        peaks = [peak for _, peak in answers]
+        self.rank_peak_memory_bytes = list(map(_highest, self.rank_peak_memory_bytes, peaks))
+        if None not in peaks:
+            self.peak_memory_bytes = _highest(self.peak_memory_bytes, sum(peaks))
+        ranks = [
+            self._group.to_local_times(msgspec.json.decode(timeline, type=RankTimeline))
+            for timeline, _ in answers
+        ]
         if self._group.plan.nodes > 1:
             # Their processes work as long as the first rank does.
             ranks = [
@@ -86,7 +86,7 @@ class RankWorkload:
 
     def flops(self) -> Flops:
         """Return the operations of one iteration on all ranks; these may run the job once more for it."""
-        answers = self._group.request_all("flops", None, self._timeout_s)
+        answers = self._request("flops")
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
@@ -100,9 +100,11 @@ class RankWorkload:
             self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
         return results[:: self._replica_size]
 
+    def _request(self, verb: str, payload: Any = None) -> list[Any]:
+        return self._group.request_all(verb, payload, self._timeout_s)
+
     def _results_of_ranks(self) -> list[Any]:
-        answers = self._group.request_all("result", None, self._timeout_s)
-        return [_unpickle(answer, rank) for rank, answer in enumerate(answers)]
+        return [_unpickle(answer, rank) for rank, answer in enumerate(self._request("result"))]
 
     def _first(self, rank: int) -> int:
         """Return the first rank with the same inputs."""
@@ -116,14 +118,13 @@ class RankWorkload:
     def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
         """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
         for rank, found in enumerate(by_rank):
-            expected = by_rank[first := self._first(rank)]
-            if found != expected:
-                places = range(max(len(expected), len(found)))
-                place = next(i for i in places if expected[i : i + 1] != found[i : i + 1])
-                raise WorkerError(
-                    f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                    f"{what} differ from request {place} on: the backend or a device is faulty"
-                )
+            first = self._first(rank)
+            for place, (one, other) in enumerate(zip_longest(by_rank[first], found)):
+                if one != other:
+                    raise WorkerError(
+                        f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
+                        f"{what} differ from request {place} on: the backend or a device is faulty"
+                    )
 
 
 class CallsInRanks(RankWorkload):
@@ -168,8 +169,22 @@ def call_workload(
     """Prepare the same call of a function, or of one named ``"module:function"``, on every rank.
 
     ``timeout_s`` limits the preparation and each round.
+
+    Raises:
+        PlanError: The function would only make a coroutine or generator.
+        WorkerError: It or an argument cannot be pickled, or as for ``RankGroup.request``.
     """
-    group.request_all("prepare_call", _pickle_call(group.plan, function, args, kwargs, tokens), timeout_s)
+    if callable(function) and is_lazy(function):
+        raise PlanError(f"workers: {REFUSAL}")
+    try:
+        call = dump_call(function, (*tokens, *args), kwargs, elsewhere=group.plan.hosts != (LOCALHOST,))
+    except Exception as error:
+        what = getattr(function, "__qualname__", function)
+        why = f"{type(error).__name__}: {error}"
+        raise WorkerError(
+            f"workers: {what} and what it uses cannot be sent to the ranks ({why}); create it in the function"
+        ) from error
+    group.request_all("prepare_call", call, timeout_s)
     return CallsInRanks(group, timeout_s)
 
 
@@ -180,46 +195,8 @@ def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
     return [list(prompts[starts[rank] : starts[rank + 1]]) for rank in range(n)]
 
 
-def _pickle_call(
-    plan: ProcessPlan,
-    function: Callable[..., Any] | str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    tokens: TokensPerCall,
-) -> bytes:
-    """Pickle a call for the ranks of a plan.
-
-    Raises:
-        PlanError: The function would only make a coroutine or generator.
-        WorkerError: It cannot be pickled; the message names the argument or variable.
-    """
-    if callable(function) and is_lazy(function):
-        raise PlanError(f"workers: {REFUSAL}")
-    try:
-        return dump_call(function, (*tokens, *args), kwargs, elsewhere=plan.hosts != (LOCALHOST,))
-    except Exception as error:
-        parts = {f"argument {number}": each for number, each in enumerate(args, 1)}
-        parts |= {f"argument {name!r}": each for name, each in kwargs.items()}
-        parts |= {f"what {name} uses": each for name, each in tokens.given().items()}
-        with suppress(TypeError, ValueError):
-            used = inspect.getclosurevars(inspect.unwrap(function))  # type: ignore[arg-type]
-            variables = {**used.nonlocals, **used.globals}
-            parts |= {f"variable {name!r}": each for name, each in variables.items()}
-        remedy = next(
-            (f": create {name} inside the function" for name in parts if not _can_send(parts[name])), ""
-        )
-        what = getattr(function, "__qualname__", function)
-        why = f"{type(error).__name__}: {error}"
-        raise WorkerError(
-            f"workers: {what} and its arguments cannot be sent to the ranks ({why}){remedy}"
-        ) from error
-
-
-def _can_send(part: Any) -> bool:
-    with suppress(Exception):
-        dump_call(id, (part,), {})
-        return True
-    return False
+def _highest(known: int | None, new: int | None) -> int | None:
+    return known if new is None else max(known or 0, new)
 
 
 def _unpickle(result: bytes, rank: int) -> Any:

@@ -196,7 +196,7 @@ def test_early(energy): energy(f, "x", output_tokens=str)
     )
     result = quick.runpytest("--energy-backend=transformers", "--energy-report")
     result.assert_outcomes(failed=len(WRONG) + 3)
-    assert "call_tokens.py" not in result.stdout.str(), "only frames of the test"
+    assert "calls.py" not in result.stdout.str(), "only frames of the test"
     result.stdout.fnmatch_lines(
         [
             "*energy(f, ?x?, output_tokens=lambda r: r.ids)",

@@ -116,13 +116,8 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             energy(workers.call(lambda: generate()))
         def test_lock(workers):
             workers.run(id, threading.Lock())
-        def test_lock_by_name(workers):
-            workers.run(dict, lock=threading.Lock())
         def test_fixture(workers, capsys):
             workers.run(lambda: capsys.readouterr())
-        LOCK = threading.Lock()
-        def test_global(workers):
-            workers.run(lambda: LOCK.locked())
         class Mute(Exception):
             def __str__(self):
                 raise RuntimeError
@@ -153,9 +148,9 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
     # One of them is measured, by default for twenty seconds.
     short = ("--energy-rounds=1", "--energy-warmup=0", "--energy-budget=0.1")
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *short)
-    result.assert_outcomes(failed=14, passed=3, skipped=1)
+    result.assert_outcomes(failed=12, passed=3, skipped=1)
     # At the line of the test.
-    result.stdout.fnmatch_lines(["SKIPPED [[]1[]] test_odd.py:49: by unittest"])
+    result.stdout.fnmatch_lines(["SKIPPED [[]1[]] test_odd.py:44: by unittest"])
     assert "never awaited" not in result.stdout.str()
     result.stdout.fnmatch_lines(
         [
@@ -163,10 +158,8 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "test_odd.py:3: in test_nan",
             "PlanError: workers.run: timeout is '5', needs a number of seconds above 0",
             *["PlanError: workers: a call of this function only makes a coroutine or generator; give *"] * 5,
-            "WorkerError: workers: id and its * (TypeError: *): create argument 1 inside the f*",
-            "WorkerError: workers: dict and its * (TypeError: *): create argument 'lock' *",
-            "WorkerError: workers: test_fixture* (TypeError: *): create variable 'capsys' *",
-            "WorkerError: workers: test_global* (TypeError: *): create variable 'LOCK' *",
+            "WorkerError: workers: id and what it uses * (TypeError: *_thread.lock*); create it in the *",
+            "WorkerError: workers: test_fixture* cannot be sent to the ranks (TypeError: *",
             "WorkerError: rank 0 of 1 (cpu, pid *): Mute: <exception str() failed>",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
             "LLEnergyError: energy(workers.call(fn, ...)): pass the arguments to call, not to energy",

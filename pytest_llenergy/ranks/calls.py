@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens of a test's own function: a number for each call, or a function of the call's result."""
+"""Calls of a test's own function: the tokens of each, and the refusal of calls that do no work."""
 
 from __future__ import annotations
 
@@ -7,16 +7,45 @@ import functools
 import inspect
 import operator
 import reprlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.ranks.pickling import check_finished
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.record.record import Tokens
+
+Result = TypeVar("Result")
 
 #: The tokens of one call; None if the test does not say.
 PerCall = int | Callable[[Any], int] | None
+
+REFUSAL = (
+    "a call of this function only makes a coroutine or generator; give a function that runs it, such as "
+    "lambda: asyncio.run(f()) or lambda: list(f())"
+)
+
+
+def is_lazy(function: Callable[..., Any]) -> bool:
+    """Return whether a call is known to return a coroutine or generator: it does no work to be measured.
+
+    Of many functions only the result shows it: see ``check_finished``.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    tests = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+    # An object may have such a ``__call__``.
+    return any(test(each) for test in tests for each in (function, type(function).__call__))
+
+
+def check_finished(result: Result, caller: str = "workers") -> Result:
+    """Return a result, or raise ``PlanError`` in the name of ``caller`` if it is a coroutine or generator."""
+    if inspect.iscoroutine(result):
+        # Otherwise Python warns that it was never awaited.
+        result.close()
+    elif not (inspect.isgenerator(result) or inspect.isasyncgen(result)):
+        return result
+    raise PlanError(f"{caller}: {REFUSAL}")
 
 
 class TokensPerCall(NamedTuple):
@@ -35,15 +64,18 @@ class TokensPerCall(NamedTuple):
         Raises:
             LLEnergyError: A value is no number of tokens, or the function has a parameter of the name.
         """
+        free: set[str] = set()
+        # A name of a function has no signature, nor have some functions in C.
+        with suppress(TypeError, ValueError):
+            call = functools.partial(function, *args, **kwargs)
+            free = set(inspect.signature(call).parameters) - set(call.keywords)
         numbers = {}
         for name, value in self.given().items():
-            with suppress(TypeError, ValueError):
-                call = functools.partial(function, *args, **kwargs)
-                if name not in call.keywords and name in inspect.signature(call).parameters:
-                    raise LLEnergyError(
-                        f"energy: {name} is the tokens of a call, but {_name(function)} has a parameter "
-                        f"{name} too; bind that one first: functools.partial({_name(function)}, {name}=...)"
-                    )
+            if name in free:
+                raise LLEnergyError(
+                    f"energy: {name} is the tokens of a call, but {_name(function)} has a parameter {name} "
+                    f"too; bind that one first: functools.partial({_name(function)}, {name}=...)"
+                )
             numbers[name] = value if callable(value) else _whole(value)
             if numbers[name] is None:
                 raise LLEnergyError(
@@ -61,10 +93,8 @@ class TokenCounter:
 
     def __init__(self, function: Any, per_call: TokensPerCall) -> None:
         self._name = _name(function)
-        given = per_call.given()
-        self._numbers = {name: each for name, each in given.items() if not callable(each)}
-        self._functions = {name: each for name, each in given.items() if callable(each)}
-        self._counted = dict.fromkeys(self._functions, 0)
+        self._given = per_call.given()
+        self._counted: Counter[str] = Counter()
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function; each call also counts its tokens if they depend on its result.
@@ -73,13 +103,14 @@ class TokenCounter:
             LLEnergyError: The test's function returned no number of tokens.
             PlanError: The call only makes a coroutine or generator.
         """
-        if not self._functions:
+        counts = {name: each for name, each in self._given.items() if callable(each)}
+        if not counts:
             return function
 
         def call(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             result = function(*args, **kwargs)
-            for name, count in self._functions.items():
+            for name, count in counts.items():
                 found = count(check_finished(result, "energy"))
                 number = _whole(found)
                 if number is None:
@@ -94,8 +125,10 @@ class TokenCounter:
 
     def count(self, calls: int) -> Tokens | None:
         """Return the tokens of the latest ``calls``; None if none were given."""
-        counted, self._counted = self._counted, dict.fromkeys(self._functions, 0)
-        totals = counted | {name: number * calls for name, number in self._numbers.items()}
+        totals = {
+            name: self._counted.pop(name, 0) if callable(each) else each * calls
+            for name, each in self._given.items()
+        }
         if not totals:
             return None
         return Tokens(input=totals.get("input_tokens", 0), output=totals.get("output_tokens", 0))
@@ -110,7 +143,8 @@ def _whole(value: Any) -> int | None:
 
 
 def _name(function: Any) -> str:
+    if isinstance(function, str):
+        return function
     while isinstance(function, functools.partial):
         function = function.func
-    named = getattr(function, "__qualname__", type(function).__name__)
-    return function if isinstance(function, str) else str(named)
+    return str(getattr(function, "__qualname__", type(function).__name__))
