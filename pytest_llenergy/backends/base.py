@@ -22,9 +22,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
 from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, Result
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Parallel
@@ -91,11 +91,8 @@ class Capabilities:
 
     def without_off(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the load options without ``prefix_cache=False``, which every backend does anyway."""
-        return {
-            name: value
-            for name, value in options.items()
-            if name in self.options or (name, value) != ("prefix_cache", False)
-        }
+        needless = {"prefix_cache": False} if "prefix_cache" not in self.options else {}
+        return {name: value for name, value in options.items() if needless.get(name) is not value}
 
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""
@@ -104,11 +101,7 @@ class Capabilities:
         ]
 
     def refuse_params(self, backend: str, params: GenerationParams) -> None:
-        """Check a call against what the backend honours.
-
-        Raises:
-            BackendError: If the cache or a parameter in ``EXTRA_PARAMS`` is not declared.
-        """
+        """Raise ``BackendError`` for a cache or a parameter in ``EXTRA_PARAMS`` that is not declared."""
         if params.cache not in self.caches:
             raise BackendError(f"{backend} has no {params.cache} cache; it offers: {', '.join(self.caches)}")
         refused = [name for name in params.extras if name not in self.sampling]
@@ -147,20 +140,12 @@ class RankContext:
 
     @property
     def master_url(self) -> str:
-        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets.
-
-        Raises:
-            BackendError: The model is on one host.
-        """
+        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets."""
         address, port = self._find_master()
         return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
     def find_own_address(self) -> str:
-        """Return the address of this host towards ``master``, which the other hosts reach.
-
-        Raises:
-            BackendError: The model is on one host.
-        """
+        """Return the address of this host towards ``master``, which the other hosts reach."""
         master = self._find_master()
         family = socket.AF_INET6 if ":" in master[0] else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -202,11 +187,6 @@ class Backend(Protocol):
         With ``context.node_rank`` above 0, start this host's part of the model. Only ``workers``,
         ``synchronize`` and ``close`` are called then: the rank with ``node_rank`` 0 does the work.
 
-        Args:
-            model: The model to load.
-            options: Load options of the test, by name.
-            context: Place and devices of the rank.
-
         Raises:
             ModelError: The model cannot be read.
             BackendError: An option is invalid, or not possible in this context.
@@ -228,9 +208,7 @@ class FlopCounter(Protocol):
     def flops(self, job: Job, done: Result) -> Flops:
         """Return the operations of one ``run``, padding included. Called after the measured rounds.
 
-        Args:
-            job: May be run again: this is outside any window.
-            done: The result of the job's last run.
+        ``job`` may be run again; ``done`` is the result of its last run.
         """
 
 
@@ -297,7 +275,7 @@ class BackendSpec:
         """Return why the backend cannot be used here and how to fix it; None if it can be used.
 
         Raises:
-            BackendError: If ``python`` is not a usable interpreter.
+            BackendError: ``python`` is not a usable interpreter.
         """
         if self.python is not None:
             lacking = missing_modules(self.python, self.requires, self.name)
@@ -314,7 +292,7 @@ def create_backend(factory: str) -> Backend:
     """Create a backend from ``"module:Class"``.
 
     Raises:
-        BackendError: If the factory does not exist.
+        BackendError: The factory does not exist.
     """
     module, _, name = factory.partition(":")
     try:

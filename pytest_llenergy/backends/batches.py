@@ -13,7 +13,7 @@ from pytest_llenergy.record.timeline import RequestTimeline
 #: A prompt of so many characters is checked for an end that its tokenizer has dropped.
 LONG_PROMPT = 256
 
-#: A space before a word.
+#: A space before a word, over which tokens hardly ever go.
 _SPACE = re.compile(r" (?=\S)")
 
 #: Tokens that a prompt encoded in two parts may have more than the same prompt encoded as one.
@@ -31,8 +31,8 @@ def encode_prompts(
         prompts: The prompts.
 
     Raises:
-        BackendError: If a prompt has no tokens, or if ``encode`` drops a part of it: what follows a NUL, or a
-            fixed number of tokens.
+        BackendError: A prompt has no tokens, or ``encode`` drops a part of it: what follows a NUL, or a fixed
+            number of tokens.
     """
     rows = [list(map(int, encode(prompt))) for prompt in prompts]
     for prompt, row in zip(prompts, rows, strict=True):
@@ -52,8 +52,7 @@ def _count_whole(encode: Callable[[str], Sequence[int]], prompt: str, row: Seque
     has_nul = "\0" in prompt
     if not has_nul and len(prompt) < LONG_PROMPT:
         return None
-    # Tokens hardly ever go over the space before a word.
-    space = None if has_nul else _SPACE.search(prompt, len(prompt) // 2)
+    space = _SPACE.search(prompt, len(prompt) // 2)
     middle = len(prompt) // 2 if space is None else space.start()
     texts = prompt.split("\0") if has_nul else [prompt[:middle], prompt[middle:]]
     parts = [list(encode(text)) for text in texts]
@@ -68,7 +67,7 @@ def check_processed(backend: str, given: Sequence[int], processed: Sequence[int]
     """Check the prompt tokens that a library has processed, one count per prompt, against those it was given.
 
     Raises:
-        BackendError: If they differ.
+        BackendError: They differ.
     """
     for number, (wanted, done) in enumerate(zip(given, processed, strict=True)):
         if wanted != done:
@@ -76,18 +75,12 @@ def check_processed(backend: str, given: Sequence[int], processed: Sequence[int]
 
 
 def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, limit: int | None) -> None:
-    """Check that the longest prompt, with its output, fits the model.
+    """Check that the longest prompt, with its output, fits the model's context of ``limit`` tokens.
 
-    Beyond its context length most libraries silently generate nonsense.
-
-    Args:
-        backend: Name of the backend, for messages.
-        lengths: Tokens of each prompt.
-        max_new_tokens: Tokens to generate.
-        limit: Context length of the model in tokens; None if unknown.
+    Beyond it most libraries silently generate nonsense.
 
     Raises:
-        BackendError: If it does not.
+        BackendError: It does not.
     """
     tokens = max(lengths) + max_new_tokens
     if limit is not None and tokens > limit:
@@ -108,8 +101,7 @@ def batch_result(
         lengths: Tokens of each prompt, without padding.
         steps_ns: When each step's tokens were available (``time.monotonic_ns()``); empty if unknown.
     """
-    stamps = [tuple(steps_ns[: len(ids)]) for ids in token_ids]
-    return stamped_result(texts, token_ids, lengths, stamps)
+    return stamped_result(texts, token_ids, lengths, [steps_ns[: len(ids)] for ids in token_ids])
 
 
 def stamped_result(
@@ -118,14 +110,7 @@ def stamped_result(
     lengths: Sequence[int],
     token_ns: Sequence[Sequence[int]],
 ) -> Generation:
-    """Return the result of a batch with the time of each token; other arguments as in ``batch_result``.
-
-    Args:
-        texts: Outputs as text.
-        token_ids: Output tokens.
-        lengths: Tokens of each prompt.
-        token_ns: When each token of each output was available; empty if unknown.
-    """
+    """Return the result of a batch with the time of each token of each output; empty if unknown."""
     requests = [
         RequestTimeline(
             input_tokens=length,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.convert import build_cached, source_key
-from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.errors import BackendError, ModelError
 
@@ -88,40 +88,32 @@ def converted_gguf(backend: str, model: ModelSource, dtype: str) -> Path:
             f"{backend}: dtype is {dtype!r}, needs one of {', '.join(FLOATS)}; leave it out to run "
             f"{model.label} as it is ({describe_gguf_weights(file)})"
         )
-    name = f"{source_key(model)}-{dtype}"
-    return build_cached(name, lambda directory: _convert(file, directory, FLOATS[dtype])) / "model.gguf"
+    with translate_load_errors("gguf", model):
+        name = f"{source_key(model)}-{dtype}"
+        made = build_cached(name, lambda directory: _convert(file, directory, FLOATS[dtype]))
+    return made / "model.gguf"
 
 
 def _convert(file: Path, directory: Path, kind: str) -> None:
     import gguf
 
-    try:
-        reader: Any = gguf.GGUFReader(file)
-        writer = gguf.GGUFWriter(directory / "model.gguf", reader.fields["general.architecture"].contents())
-        _copy_metadata(reader, writer, gguf, kind)
-        for tensor in reader.tensors:
-            numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-            # Norms and biases stay float32, as llama.cpp's own converter leaves them.
-            wanted = gguf.GGMLQuantizationType["F32" if len(tensor.shape) == 1 else kind]
-            bfloat16 = gguf.GGMLQuantizationType.BF16
-            rounded = gguf.quants.dequantize(gguf.quants.quantize(numbers, bfloat16), bfloat16)
-            writer.add_tensor(tensor.name, gguf.quants.quantize(rounded, wanted), raw_dtype=wanted)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    except (ValueError, KeyError, IndexError, NotImplementedError, OverflowError) as error:
-        raise ModelError(f"{file.name}: gguf cannot convert this file ({error})") from error
-
-
-def _copy_metadata(reader: Any, writer: Any, gguf: Any, kind: str) -> None:
+    reader: Any = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(directory / "model.gguf", reader.fields["general.architecture"].contents())
     for entry in reader.fields.values():
-        if entry.name.startswith("GGUF.") or entry.name == "general.architecture":
-            continue
         if entry.name == "general.file_type":
             writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"])
-            continue
-        is_array = entry.types[0] == gguf.GGUFValueType.ARRAY
-        writer.add_key_value(
-            entry.name, entry.contents(), entry.types[0], sub_type=entry.types[-1] if is_array else None
-        )
+        elif not entry.name.startswith("GGUF.") and entry.name != "general.architecture":
+            is_array = entry.types[0] == gguf.GGUFValueType.ARRAY
+            sub_type = entry.types[-1] if is_array else None
+            writer.add_key_value(entry.name, entry.contents(), entry.types[0], sub_type=sub_type)
+    bfloat16 = gguf.GGMLQuantizationType.BF16
+    for tensor in reader.tensors:
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        # Norms and biases stay float32, as llama.cpp's own converter leaves them.
+        wanted = gguf.GGMLQuantizationType["F32" if len(tensor.shape) == 1 else kind]
+        rounded = gguf.quants.dequantize(gguf.quants.quantize(numbers, bfloat16), bfloat16)
+        writer.add_tensor(tensor.name, gguf.quants.quantize(rounded, wanted), raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

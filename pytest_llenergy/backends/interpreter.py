@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from pytest_llenergy.backends.timeouts import PROBE_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
 #: Modules that every rank imports besides this package.
@@ -22,19 +21,15 @@ MIN_PYTHON = (3, 10)
 #: Variables that would make another Python import the modules of pytest's environment.
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
-#: Uses the standard library only and runs on any Python, so that an old version can be reported.
+#: Time to start another Python and look for modules, possibly on a slow disk (seconds).
+PROBE_TIMEOUT_S = 60.0
+
+#: Runs on any Python 3, so that an old version can be reported.
 PROBE_PROGRAM = """
-import sys
-version = list(sys.version_info[:2])
-absent = []
-if version >= [3, 10]:
-    import importlib.util
-    sys.path[:] = [each for each in sys.path if each]
-    for name in sys.argv[1:]:
-        if importlib.util.find_spec(name) is None:
-            absent.append(name)
-import json
-print(json.dumps([version, absent]))
+import importlib.util, json, sys
+sys.path[:] = [each for each in sys.path if each]
+absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(json.dumps([list(sys.version_info[:2]), absent]))
 """
 
 REMEDY = "name a Python interpreter, such as vllm=.venvs/vllm/bin/python"
@@ -59,7 +54,7 @@ def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str
         name: The backend, for messages.
 
     Raises:
-        BackendError: If this is not a Python 3.10 or later.
+        BackendError: This is not a Python 3.10 or later.
     """
     try:
         return _probe_modules(python, (*modules, *RANK_MODULES))
@@ -69,17 +64,6 @@ def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str
 
 @lru_cache(maxsize=64)
 def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
-    path = Path(python)
-    try:
-        if path.is_dir():
-            raise BackendError("is a directory")
-        if not path.exists():
-            raise BackendError("does not exist")
-    except OSError as error:
-        # Such as a name that is too long.
-        raise BackendError(f"cannot be found ({error.strerror})") from None
-    if not os.access(path, os.X_OK):
-        raise BackendError("cannot be executed")
     try:
         done = subprocess.run(
             [python, "-c", PROBE_PROGRAM, *modules],
@@ -92,17 +76,15 @@ def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
             check=False,
         )
         version, missing = json.loads(done.stdout.strip().splitlines()[-1])
-        found_version = ".".join(map(str, version))
     except subprocess.TimeoutExpired:
         raise BackendError(f"did not report its version within {PROBE_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise BackendError(f"cannot be started ({error.strerror})") from None
-    except (ValueError, TypeError, IndexError):
+    except (ValueError, IndexError):
         lines = done.stderr.strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         raise BackendError(f"is not a working Python (exit code {done.returncode}{last})") from None
     if tuple(version) < MIN_PYTHON:
-        raise BackendError(
-            f"is Python {found_version}, and ranks need {'.'.join(map(str, MIN_PYTHON))} or later"
-        )
+        found, needed = (".".join(map(str, each)) for each in (version, MIN_PYTHON))
+        raise BackendError(f"is Python {found}, and ranks need {needed} or later")
     return tuple(missing)

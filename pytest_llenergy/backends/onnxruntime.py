@@ -5,46 +5,45 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext, is_installed
 from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
-from pytest_llenergy.backends.convert import (
-    GENAI_CONFIG,
-    NO_TELEMETRY,
-    download_hub_model,
-    explain_missing_builder,
-    is_onnx_directory,
-    onnx_directory,
-)
-from pytest_llenergy.backends.engine_options import CommonOptions, refuse_options
+from pytest_llenergy.backends.convert import build_cached, download_hub_model, pretrained_path, source_key
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
+from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
-from pytest_llenergy.record.text import did_you_mean
+from pytest_llenergy.scratch import ScratchDirectory
+
+#: A directory with this file is an ONNX Runtime GenAI model.
+GENAI_CONFIG = "genai_config.json"
+
+#: Converts models. Runs in a subprocess: it imports torch, which inference does not need.
+BUILDER = "onnxruntime_genai.models.builder"
+BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
+
+#: Stops the telemetry thread that ONNX Runtime would run while energy is measured.
+NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 
 #: Names in records of the builder's precisions; others have the same.
 NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
-#: Fields of the session's options that are set here, with the reason.
-RESERVED = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
-
-#: Products of block-quantised weights. With ``accuracy_level`` 4 they quantise their inputs too
+#: With this ``accuracy_level``, products of block-quantised weights quantise their inputs too
 #: (docs/ContribOperators.md of ONNX Runtime).
-QUANTISED_PRODUCT, QUANTISES_INPUTS = "MatMulNBits", 4
-
-#: The seed is a signed 32-bit integer.
-SEED_LIMIT = 2**31
+QUANTISES_INPUTS = 4
 
 #: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
 PLAIN_SEARCH: dict[str, Any] = {
@@ -59,14 +58,23 @@ PLAIN_SEARCH: dict[str, Any] = {
 
 
 def refuses(model: ModelSource) -> str | None:
-    """Return why ONNX Runtime GenAI cannot read a model. It reads its own directories and what its builder
-    converts.
-    """
+    """Return why ONNX Runtime GenAI reads a model neither as it is nor converted by its builder."""
     if is_onnx_directory(model):
         return None
-    if model.kind != "directory" or (Path(model.location) / "config.json").exists():
-        return explain_missing_builder(model)
-    return f"onnxruntime reads directories with genai_config.json or config.json, not {model.label}"
+    if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
+        return f"onnxruntime reads directories with {GENAI_CONFIG} or config.json, not {model.label}"
+    absent = [module for module in BUILDER_MODULES if not is_installed(module)]
+    if absent:
+        return (
+            f"onnxruntime needs the module {', '.join(absent)} to convert {model.label}; pip install "
+            f"'pytest-llenergy[onnxruntime]', or name a directory that holds {GENAI_CONFIG}"
+        )
+    return None
+
+
+def is_onnx_directory(model: ModelSource) -> bool:
+    """Whether ONNX Runtime GenAI can read the model as it is."""
+    return model.kind == "directory" and (Path(model.location) / GENAI_CONFIG).exists()
 
 
 SPEC = BackendSpec(
@@ -83,15 +91,6 @@ SPEC = BackendSpec(
     ),
     refuses=refuses,
 )
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The tokens of each step, one per row, and when they were available; the length of a row at the end."""
-
-    tokens: list[list[int]]
-    times_ns: list[int]
-    length: int
 
 
 @dataclass
@@ -117,7 +116,8 @@ class OnnxRuntimeJob:
         params.set_search_options(**self.search)
         return self.genai.Generator(self.model, params)
 
-    def run(self) -> Steps:
+    def run(self) -> tuple[list[list[int]], list[int], int]:
+        """Return the tokens of each step, their times, and the length of a row at the end."""
         generator = self.generator()
         generator.append_tokens(self.inputs)
         tokens: list[list[int]] = []
@@ -132,56 +132,36 @@ class OnnxRuntimeJob:
                 unfinished = [row for row in unfinished if step[row] not in self.ends]
                 if not unfinished:
                     break
-        return Steps(tokens, times_ns, generator.token_count())
+        return tokens, times_ns, generator.token_count()
 
-    def result(self, outcome: Steps) -> Generation:
-        check_processed("onnxruntime", [max(self.lengths)], [outcome.length - len(outcome.tokens)])
-        rows = zip(*outcome.tokens, strict=True)
-        token_ids = [cut_at_end(list(row), self.ends) for row in rows]
+    def result(self, outcome: tuple[list[list[int]], list[int], int]) -> Generation:
+        steps, times_ns, length = outcome
+        check_processed("onnxruntime", [max(self.lengths)], [length - len(steps)])
+        token_ids = [cut_at_end(list(row), self.ends) for row in zip(*steps, strict=True)]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
-        return batch_result(texts, token_ids, self.lengths, outcome.times_ns)
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """What the model's configuration specifies.
-
-    Attributes:
-        pad: A token that does not end a sequence, to fill rows with.
-        fused: Whether positions are counted inside attention rather than passed to it.
-    """
-
-    ends: frozenset[int]
-    pad: int
-    vocabulary: int
-    context: int
-    fused: bool
+        return batch_result(texts, token_ids, self.lengths, times_ns)
 
 
 class OnnxRuntimeBackend:
     """``onnxruntime_genai.Generator``, a new one for each run.
 
-    Load option ``precision`` of converted models: those of ONNX Runtime GenAI's builder, such as ``fp32``
-    (default), ``int8`` and ``int4`` (weights only, in blocks). The kinds of cache are those of
-    ``past_present_share_buffer``: ``static`` allocates the whole answer at once, ``dynamic`` makes a larger
-    cache in each step.
+    The kinds of cache are those of ``past_present_share_buffer``: ``static`` allocates the whole answer at
+    once, ``dynamic`` makes a larger cache in each step.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
-        dtype = CommonOptions.parse("onnxruntime", options).dtype
-        precision = str(options.get("precision", "fp32"))
+        dtype, precision = options.get("dtype"), str(options.get("precision", "fp32"))
         session = _session_options(options)
         os.environ.update(NO_TELEMETRY)
         import onnxruntime_genai
 
         self._genai = onnxruntime_genai
         source = download_hub_model(model)
-        converted = is_onnx_directory(source)
-        if converted and "precision" in options:
+        is_converted = is_onnx_directory(source)
+        if is_converted and "precision" in options:
             raise BackendError(f"onnxruntime: {model.label} is already ONNX; leave out precision")
-        if converted:
-            directory = Path(source.location)
-        else:
+        directory = Path(source.location)
+        if not is_converted:
             directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
         types = _read_precision(directory)
         wanted = Precision(weights=dtype, compute=dtype, kv_cache=dtype, activations="none")
@@ -189,10 +169,10 @@ class OnnxRuntimeBackend:
             found = ", ".join(f"{name} {kind}" for name, kind in msgspec.structs.asdict(types).items())
             raise BackendError(f"onnxruntime: dtype is {dtype!r}, and {model.label} runs with {found}")
         with translate_load_errors("onnxruntime", model, session):
-            self._shape = read_model_shape(directory)
+            self._read_shape(directory)
             config = onnxruntime_genai.Config(str(directory))
             config.clear_providers()
-            config.overlay(json.dumps(_overlay(self._shape, context.threads, session)))
+            config.overlay(json.dumps(self._overlay({**session, "intra_op_num_threads": context.threads})))
             self._model: Any = onnxruntime_genai.Model(config)
             self._tokenizer: Any = onnxruntime_genai.Tokenizer(self._model)
         return BackendInfo(
@@ -200,28 +180,48 @@ class OnnxRuntimeBackend:
             version=onnxruntime_genai.__version__,
             model=model.label,
             model_revision=Path(source.location).name if model.kind == "hub" else None,
-            dtype=None if converted else NAMES.get(precision, precision),
+            dtype=None if is_converted else NAMES.get(precision, precision),
             precision=types,
             options={
                 **{name: str(value) for name, value in options.items()},
                 "threads": context.threads,
                 "device": "CPU",
-                "padding_token": self._shape.pad,
-                **({} if converted else {"precision": precision}),
+                "padding_token": self._pad,
+                **({} if is_converted else {"precision": precision}),
             },
         )
+
+    def _read_shape(self, directory: Path) -> None:
+        """Read the end tokens, vocabulary and context length of a model, and choose a padding token."""
+        config = _read_config(directory)
+        eos = config["eos_token_id"]
+        self._ends = frozenset([eos] if isinstance(eos, int) else eos)
+        self._vocabulary, self._context = int(config["vocab_size"]), int(config["context_length"])
+        # Otherwise attention counts positions itself, and padding on the right is harmless.
+        self._takes_positions = "position_ids" in config["decoder"]["inputs"]
+        # Many models pad with their end token. ONNX Runtime would fill a row that ended with it, uncounted.
+        pad = config.get("pad_token_id")
+        unused = (token for token in reversed(range(self._vocabulary)) if token not in self._ends)
+        self._pad = pad if isinstance(pad, int) and pad not in self._ends else next(unused)
+
+    def _overlay(self, session: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that replace those of the directory.
+
+        ONNX Runtime needs an end token, and fills rows that have reached it. So the padding token is the end
+        token, and ``min_length`` keeps it from being chosen.
+        """
+        decoder = {"session_options": dict(session)}
+        return {"model": {"eos_token_id": self._pad, "pad_token_id": self._pad, "decoder": decoder}}
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> OnnxRuntimeJob:
         import numpy
 
-        shape = self._shape
         rows = encode_prompts("onnxruntime", self._tokenizer.encode, prompts)
         lengths = [len(row) for row in rows]
-        longest = max(lengths)
-        ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else shape.ends)})
-        total = longest + params.max_new_tokens
+        ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._ends)})
         self._check_batch(rows, ends, params)
-        padded = [row + [shape.pad] * (longest - len(row)) for row in rows]
+        padded = [row + [self._pad] * (max(lengths) - len(row)) for row in rows]
+        total = max(lengths) + params.max_new_tokens
         search = {
             **PLAIN_SEARCH,
             "batch_size": len(rows),
@@ -233,7 +233,7 @@ class OnnxRuntimeBackend:
             "do_sample": params.do_sample,
             "temperature": params.temperature if params.do_sample else 1.0,
             "top_p": params.top_p if params.do_sample else 1.0,
-            "top_k": min(params.top_k, shape.vocabulary) if params.do_sample else 1,
+            "top_k": min(params.top_k, self._vocabulary) if params.do_sample else 1,
         }
         return OnnxRuntimeJob(
             genai=self._genai,
@@ -247,21 +247,21 @@ class OnnxRuntimeBackend:
         )
 
     def _check_batch(self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams) -> None:
-        """Raise ``BackendError`` for batches that would fail or be computed wrongly."""
-        shape = self._shape
-        if any(shape.pad in row for row in rows) or shape.pad in ends:
+        """Raise ``BackendError`` for batches that would be computed wrongly."""
+        if any(self._pad in row for row in rows) or self._pad in ends:
             raise BackendError(
-                f"onnxruntime: token {shape.pad} pads the rows of a batch and cannot be in a prompt or be a "
+                f"onnxruntime: token {self._pad} pads the rows of a batch and cannot be in a prompt or be a "
                 "stop token"
             )
-        if not shape.fused and len({len(row) for row in rows}) > 1:
+        lengths = [len(row) for row in rows]
+        if self._takes_positions and len(set(lengths)) > 1:
             raise BackendError(
                 "onnxruntime: this model takes position_ids and is wrong for prompts of unequal length in "
                 "one batch; give one prompt at a time, or name the original model to have it converted"
             )
-        lengths = [len(row) for row in rows]
-        check_lengths("onnxruntime", lengths, params.max_new_tokens, shape.context)
-        if params.seed >= SEED_LIMIT:
+        check_lengths("onnxruntime", lengths, params.max_new_tokens, self._context)
+        # A signed number of 32 bits.
+        if params.seed >= 2**31:
             raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -274,49 +274,58 @@ class OnnxRuntimeBackend:
         del self._tokenizer, self._model
 
 
-def read_model_shape(directory: Path) -> ModelShape:
-    """Read the model's configuration.
+def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
+    """Return the model as ONNX, converted on first use.
+
+    Args:
+        source: Model to convert.
+        precision: One of the builder's, such as ``fp32`` or ``int4``.
+        version: Version of the builder, part of the cache key.
 
     Raises:
-        OSError: If it is missing or invalid.
-        KeyError: If it is missing or invalid.
-        TypeError: If it is missing or invalid.
-        ValueError: If it is missing or invalid.
+        ModelError: The builder fails.
     """
-    config = json.loads(read_limited(directory / GENAI_CONFIG))["model"]
-    eos = config["eos_token_id"]
-    ends = frozenset([eos] if isinstance(eos, int) else eos)
-    vocabulary = int(config["vocab_size"])
-    pad_id = config.get("pad_token_id")
-    # Many models pad with their end token. ONNX Runtime would fill a row that ended with it, uncounted.
-    unused = (token for token in reversed(range(vocabulary)) if token not in ends)
-    pad = pad_id if isinstance(pad_id, int) and pad_id not in ends else next(unused, None)
-    if pad is None:
-        raise ValueError(f"every token of {vocabulary} ends the text")
-    return ModelShape(
-        ends=ends,
-        pad=pad,
-        vocabulary=vocabulary,
-        context=int(config["context_length"]),
-        fused="position_ids" not in config["decoder"]["inputs"],
-    )
+
+    def build(directory: Path) -> None:
+        path = pretrained_path(source)
+        with ScratchDirectory(directory.parent) as scratch:
+            places = ["-i", path, "-o", str(directory), "-c", str(scratch.path)]
+            done = subprocess.run(
+                [sys.executable, "-m", BUILDER, *places, "-p", precision, "-e", "cpu"],
+                env={**os.environ, **NO_TELEMETRY, "HF_HUB_OFFLINE": "1"},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode or not (directory / GENAI_CONFIG).exists():
+            said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+            raise ModelError(
+                f"model {source.label}: onnxruntime-genai's builder cannot convert it to {precision} "
+                f"({said[-1]})"
+            )
+
+    return build_cached(f"{source_key(source)}-onnx-{precision}-{version}", build)
 
 
 def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options for ONNX Runtime's session. Raises ``BackendError`` for an unknown one."""
-    native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-    refuse_options("onnxruntime", native, RESERVED)
-    if native:
+    """Return the options for ONNX Runtime's session, which would ignore names that it does not know."""
+    reserved = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
+    session = select_options("onnxruntime", options, SPEC.capabilities.options, reserved)
+    if session:
         import onnxruntime
 
-        # The library would take a name that it does not know, and ignore it.
-        unknown = [name for name in native if not hasattr(onnxruntime.SessionOptions, name)]
+        unknown = [name for name in session if not hasattr(onnxruntime.SessionOptions, name)]
         if unknown:
-            hint = did_you_mean(unknown, dir(onnxruntime.SessionOptions)) or "see its documentation"
             raise BackendError(
-                f"onnxruntime: onnxruntime.SessionOptions has no option {', '.join(unknown)}; {hint}"
+                f"onnxruntime: onnxruntime.SessionOptions has no option {', '.join(unknown)}; see its "
+                "documentation"
             )
-    return native
+    return session
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(read_limited(directory / GENAI_CONFIG))["model"]
+    return config
 
 
 def _read_precision(directory: Path) -> Precision | None:
@@ -324,47 +333,25 @@ def _read_precision(directory: Path) -> Precision | None:
     try:
         import onnx_ir
 
-        config = json.loads(read_limited(directory / GENAI_CONFIG))
-        graph = onnx_ir.load(directory / config["model"]["decoder"]["filename"]).graph
+        graph = onnx_ir.load(directory / _read_config(directory)["decoder"]["filename"]).graph
     except (ImportError, OSError, KeyError, TypeError, ValueError):
         return None
     weights: Counter[str] = Counter()
     for value in graph.initializers.values():
         if value.const_value is not None:
             weights[value.const_value.dtype.name] += value.const_value.size
-    quantised = [node.attributes for node in graph if node.op_type == QUANTISED_PRODUCT]
+    quantised = [node.attributes for node in graph if node.op_type == "MatMulNBits"]
     for attributes in quantised:
         weights[f"int{attributes['bits'].value}"] += attributes["K"].value * attributes["N"].value
     if quantised:
         # The bytes into which those numbers are packed.
         del weights["UINT8"]
-    levels = {
-        attributes["accuracy_level"].value for attributes in quantised if "accuracy_level" in attributes
-    }
-    caches = _type_names(value for value in graph.inputs if str(value.name).startswith("past_"))
-    outputs = _type_names(value for value in graph.outputs if value.name == "logits")
+    levels = {each["accuracy_level"].value for each in quantised if "accuracy_level" in each}
+    caches = Counter(str(value.dtype) for value in graph.inputs if str(value.name).startswith("past_"))
+    outputs = Counter(str(value.dtype) for value in graph.outputs if value.name == "logits")
     return Precision(
         weights=list_types(weights),
         compute=list_types(outputs),
         kv_cache=list_types(caches),
         activations="int8" if QUANTISES_INPUTS in levels else "none",
     )
-
-
-def _type_names(values: Iterable[Any]) -> Counter[str]:
-    return Counter(value.dtype.name for value in values if value.dtype is not None)
-
-
-def _overlay(shape: ModelShape, threads: int, session: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that replace those of the directory.
-
-    ONNX Runtime needs an end token, and fills rows that have reached it. So the padding token is the end
-    token, and ``min_length`` keeps it from being chosen.
-    """
-    return {
-        "model": {
-            "eos_token_id": shape.pad,
-            "pad_token_id": shape.pad,
-            "decoder": {"session_options": {**session, "intra_op_num_threads": threads}},
-        }
-    }

@@ -10,8 +10,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,9 @@ from typing import Any
 from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import build_cached
-from pytest_llenergy.backends.engine_options import (
-    NO_PREFIX_CACHE,
-    CommonOptions,
-    combine_options,
-    refuse_options,
-)
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights, read_gguf_field
-from pytest_llenergy.backends.models import ModelSource, gguf_hint, translate_load_errors
+from pytest_llenergy.backends.models import ModelSource, first_error_line, gguf_hint, translate_load_errors
+from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
@@ -41,28 +35,21 @@ MAX_BATCHED_TOKENS = 8192
 IR_FILE = "openvino_model.xml"
 
 #: Environment variable that is read at each message, and its value for the properties of compiled models.
-LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", 3
+LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", "3"
 
-#: Properties with which every product is one of float32 numbers, if the weights are: only inputs of quantised
-#: weights are quantised.
-FLOAT32 = {
-    "INFERENCE_PRECISION_HINT": "f32",
-    "KV_CACHE_PRECISION": "f32",
-}
+#: Properties with which every product is one of float32 numbers, if the weights are.
+FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
 #: Values of the load option ``kv_cache_dtype``, with OpenVINO's names.
 KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8"}
 
 #: Options that are set here, with the reason.
-RESERVED = {
-    "enable_prefix_caching": NO_PREFIX_CACHE,
-    "INFERENCE_NUM_THREADS": "set OMP_NUM_THREADS",
-}
+RESERVED = {"enable_prefix_caching": NO_PREFIX_CACHE, "INFERENCE_NUM_THREADS": "set OMP_NUM_THREADS"}
 
 
 def refuses(model: ModelSource) -> str | None:
     """Return why OpenVINO GenAI cannot read a model. It reads GGUF files and OpenVINO IR directories."""
-    is_ir = model.kind == "directory" and (Path(model.location) / "openvino_model.xml").exists()
+    is_ir = model.kind == "directory" and (Path(model.location) / IR_FILE).exists()
     if model.kind == "gguf" or is_ir:
         return None
     return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}{gguf_hint(model)}"
@@ -83,17 +70,6 @@ SPEC = BackendSpec(
 )
 
 
-def read_steps_ns(metrics: Any, batch: int, start_ns: int, end_ns: int) -> list[int]:
-    """Return when each step produced its tokens; empty unless the whole batch stepped together, between
-    ``start_ns`` and ``end_ns``.
-    """
-    # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux, rounded to microseconds.
-    steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
-    if not steps_ns or metrics.m_batch_sizes[0] != batch:
-        return []
-    return steps_ns if start_ns <= steps_ns[0] and steps_ns[-1] <= end_ns + 1000 else []
-
-
 @dataclass
 class OpenVinoJob:
     """A tokenised batch. ``lengths`` are the prompts' token counts without padding."""
@@ -109,9 +85,7 @@ class OpenVinoJob:
         try:
             output = self.pipeline.generate(self.inputs, self.config)
         except RuntimeError as error:
-            # The first lines are places in its source.
-            reason = str(error).strip().splitlines()[-1]
-            raise BackendError(f"openvino cannot generate: {reason}") from error
+            raise BackendError(f"openvino cannot generate: {first_error_line(error)}") from error
         return output, start_ns, time.monotonic_ns()
 
     def result(self, outcome: tuple[Any, int, int]) -> Generation:
@@ -120,8 +94,16 @@ class OpenVinoJob:
         check_processed("openvino", self.lengths[:1], [output.perf_metrics.get_num_input_tokens()])
         token_ids = [[int(token) for token in ids] for ids in output.tokens]
         texts = [str(self.tokenizer.decode(ids)) for ids in token_ids]
-        steps_ns = read_steps_ns(output.perf_metrics.raw_metrics, len(self.lengths), start_ns, end_ns)
+        steps_ns = self._read_steps_ns(output.perf_metrics.raw_metrics, start_ns, end_ns)
         return batch_result(texts, token_ids, self.lengths, steps_ns)
+
+    def _read_steps_ns(self, metrics: Any, start_ns: int, end_ns: int) -> list[int]:
+        """Return when each step produced its tokens; empty unless the batch stepped together in the round."""
+        # Milliseconds of the steady clock, which is CLOCK_MONOTONIC on Linux, rounded to microseconds.
+        steps_ns = [round(stamp * 1e6) for stamp in metrics.m_new_token_times]
+        if not steps_ns or metrics.m_batch_sizes[0] != len(self.lengths):
+            return []
+        return steps_ns if start_ns <= steps_ns[0] and steps_ns[-1] <= end_ns + 1000 else []
 
 
 class OpenVinoBackend:
@@ -135,19 +117,15 @@ class OpenVinoBackend:
         import openvino_genai
 
         self._genai = openvino_genai
-        scheduler = openvino_genai.SchedulerConfig()
-        common = CommonOptions.parse("openvino", options)
-        properties = _apply_options(scheduler, common, options)
         self._max_positions = _read_max_positions(model)
-        self._step_tokens = int(scheduler.max_num_batched_tokens)
-        self._splits = bool(common.chunked_prefill)
-        location = Path(model.location) if common.dtype is None else _float32_directory(model, common.dtype)
-        # It prints the properties of each model that it compiles, which it offers nowhere else.
-        with (
-            translate_load_errors("openvino", model, options),
-            captured_log(1, context.scratch) as log,
-            _log_level(PRINTS_PROPERTIES),
-        ):
+        self._splits = bool(options.get("chunked_prefill"))
+        scheduler = openvino_genai.SchedulerConfig()
+        with translate_load_errors("openvino", model, options), captured_log(1, context.scratch) as log:
+            properties = _apply_options(scheduler, options)
+            dtype = options.get("dtype")
+            location = Path(model.location) if dtype is None else _float32_directory(model, dtype)
+            # What it prints, it offers nowhere else.
+            os.environ[LOG_LEVEL] = PRINTS_PROPERTIES
             self._pipeline: Any = openvino_genai.LLMPipeline(
                 str(location),
                 "CPU",
@@ -155,9 +133,10 @@ class OpenVinoBackend:
                 INFERENCE_NUM_THREADS=context.threads,
                 **properties,
             )
-            compiled = _compiled_properties(log.read_text(errors="replace"))
+            del os.environ[LOG_LEVEL]
+            precision = _read_precision(log.read_text(errors="replace"), location)
         self._tokenizer: Any = self._pipeline.get_tokenizer()
-        precision = _precision(compiled, location)
+        self._step_tokens = int(scheduler.max_num_batched_tokens)
         return BackendInfo(
             name="openvino",
             version=openvino_genai.__version__,
@@ -190,25 +169,21 @@ class OpenVinoBackend:
         config.do_sample = params.do_sample
         config.rng_seed = params.seed
         config.apply_chat_template = False
-        if params.do_sample:
-            config.temperature = params.temperature
-            config.top_p, config.top_k = params.top_p, params.top_k
-        end_ids = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            end_ids.add(self._tokenizer.get_eos_token_id())
+        for name, value in params.drawn.items():
+            setattr(config, name, value)
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else [self._tokenizer.get_eos_token_id()])}
         # An unset end is filled with the model's own, and ignore_eos ignores stop tokens too.
-        config.ignore_eos = not end_ids
-        if end_ids:
-            config.eos_token_id = min(end_ids)
-            config.stop_token_ids = end_ids
-
+        config.ignore_eos = not ends
+        if ends:
+            config.eos_token_id = min(ends)
+            config.stop_token_ids = ends
         return OpenVinoJob(self._pipeline, self._tokenizer, inputs, lengths, config)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("openvino", self._encode, texts)]
 
     def _encode(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text).input_ids.data.ravel()] if text else []
+        return list(self._tokenizer.encode(text).input_ids.data.ravel()) if text else []
 
     def synchronize(self) -> None:
         """``generate`` returns when the CPU has finished."""
@@ -227,80 +202,49 @@ def _read_max_positions(model: ModelSource) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _apply_options(scheduler: Any, common: CommonOptions, options: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Set options of the scheduler and return the properties of the plugin.
 
-    Raises ``BackendError`` for one that is set here, or that the scheduler does not take.
+    Raises ``BackendError`` for one that is set here, ``TypeError`` for one that is given twice, or that the
+    scheduler does not take.
     """
+    passed = select_options("openvino", options, SPEC.capabilities.options, RESERVED)
+    ours: dict[str, Any] = dict(FLOAT32) if options.get("dtype") is not None else {}
+    if (kind := options.get("kv_cache_dtype")) is not None:
+        ours["KV_CACHE_PRECISION"] = KV_TYPES.get(kind, kind)
+    if (chunk := options.get("chunked_prefill")) is not None:
+        ours["dynamic_split_fuse"] = bool(chunk)
+        if not isinstance(chunk, bool):
+            ours["max_num_batched_tokens"] = chunk
     scheduler.enable_prefix_caching = False
     scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
-    native = {name: value for name, value in options.items() if name not in SPEC.capabilities.options}
-    refuse_options("openvino", native, RESERVED)
-    properties = combine_options("openvino", translate(common), native)
+    properties = dict(**ours, **passed)
     for name in [name for name in properties if hasattr(scheduler, name)]:
-        value = properties.pop(name)
-        try:
-            setattr(scheduler, name, value)
-        except TypeError as error:
-            needs = type(getattr(scheduler, name)).__name__
-            raise BackendError(f"openvino: {name} is {value!r}, needs {needs}") from error
+        setattr(scheduler, name, properties.pop(name))
     return properties
 
 
-def translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
-    """Return what each common option sets in the scheduler or as a property."""
-    found: dict[str, dict[str, Any]] = {}
-    if common.dtype is not None:
-        found["dtype"] = dict(FLOAT32)
-    # After dtype, whose type of the cache it replaces.
-    kind = common.kv_cache_dtype
-    if kind is not None:
-        found["kv_cache_dtype"] = {"KV_CACHE_PRECISION": KV_TYPES.get(kind, kind)}
-    chunk = common.chunked_prefill
-    if chunk is not None:
-        found["chunked_prefill"] = {"dynamic_split_fuse": bool(chunk)}
-        if not isinstance(chunk, bool):
-            found["chunked_prefill"]["max_num_batched_tokens"] = chunk
-    return found
-
-
-@contextmanager
-def _log_level(level: int) -> Iterator[None]:
-    before = os.environ.get(LOG_LEVEL)
-    os.environ[LOG_LEVEL] = str(level)
-    try:
-        yield
-    finally:
-        del os.environ[LOG_LEVEL]
-        if before is not None:
-            os.environ[LOG_LEVEL] = before
-
-
-def _compiled_properties(log: str) -> dict[str, str]:
-    """Return the properties of the language model, which is compiled last, from OpenVINO's log."""
-    _, _, last = log.rpartition("\nModel: ")
-    return dict(re.findall(r"^  (\w+): (.*)$", last, re.MULTILINE))
-
-
-def _precision(compiled: Mapping[str, str], location: Path) -> Precision:
+def _read_precision(log: str, location: Path) -> Precision:
+    """Return the number types of the language model, which is compiled last, from OpenVINO's log."""
+    compiled = dict(re.findall(r"^  (\w+): (.*)$", log.rpartition("\nModel: ")[2], re.MULTILINE))
     group = compiled.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
-    keys, values = (compiled.get(f"{each}_CACHE_PRECISION") for each in ("KEY", "VALUE"))
-    weights = _ir_weights(location) if location.is_dir() else describe_gguf_weights(location)
+    caches = [compiled[name] for name in ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION") if name in compiled]
+    weights = _read_ir_weights(location) if location.is_dir() else describe_gguf_weights(location)
     compute = compiled.get("INFERENCE_PRECISION_HINT")
-    is_quantised = weights is not None and not weights.startswith(("float", "bfloat"))
     activations = None
     if group is not None:
         # Only products with quantised weights quantise their inputs.
+        is_quantised = weights is not None and not weights.startswith(("float", "bfloat"))
         activations = f"int8, groups of {group}" if is_quantised and group != "0" else "none"
     return Precision(
         weights=weights,
         compute=None if compute is None else type_name(compute),
-        kv_cache=None if keys is None or values is None else list_types(Counter([keys, values])),
+        kv_cache=list_types(Counter(caches)),
         activations=activations,
     )
 
 
-def _ir_weights(directory: Path) -> str | None:
+def _read_ir_weights(directory: Path) -> str | None:
     """Return the types of the constants in OpenVINO's representation of a model."""
     text = (directory / IR_FILE).read_text()
     parameters: Counter[str] = Counter()
@@ -313,7 +257,7 @@ def _float32_directory(model: ModelSource, dtype: str) -> Path:
     """Return a GGUF file as OpenVINO IR with float32 weights, converted on first use.
 
     OpenVINO reads GGUF files with float16 weights but not with float32, so their graph is widened. Raises
-    ``BackendError`` for other models and types, ``ModelError`` if the conversion fails.
+    ``BackendError`` for other models and types.
     """
     if model.kind != "gguf" or dtype != "float32":
         raise BackendError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Number types that an engine executes with: their names in records, and what engines print about them."""
+"""Number types that a library executes with: their names in records, and what libraries print about them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,9 +19,6 @@ _NAMES = {
     **{f"i{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)},
 }
 
-#: Least share of the parameters of a type that is named.
-_NAMED_SHARE = 0.01
-
 
 def type_name(name: str) -> str:
     """Return the name of a type in records: ``float32`` for ``f32``, ``FLOAT``, ``torch.float32``."""
@@ -30,28 +27,14 @@ def type_name(name: str) -> str:
 
 
 def list_types(parameters: Mapping[str, int]) -> str | None:
-    """Return the types of at least 1 % of the parameters, those of most parameters first; None without any.
+    """Return the types of at least 1 % of the parameters, most frequent first; None without any.
 
     Args:
         parameters: Number of parameters of each type.
     """
-    total = sum(parameters.values())
-    return (
-        ", ".join(
-            type_name(name)
-            for name, count in Counter(parameters).most_common()
-            if count and count >= _NAMED_SHARE * total
-        )
-        or None
-    )
-
-
-def count_torch_types(parameters: Iterable[object]) -> Counter[str]:
-    """Count the numbers of each type among torch's parameters."""
-    counts: Counter[str] = Counter()
-    for each in parameters:
-        counts[str(each.dtype)] += each.numel()  # type: ignore[attr-defined]
-    return counts
+    least = 0.01 * sum(parameters.values())
+    counted = Counter(parameters).most_common()
+    return ", ".join(type_name(name) for name, count in counted if count and count >= least) or None
 
 
 @contextmanager
@@ -59,10 +42,6 @@ def captured_log(stream: int, directory: str | None = None) -> Iterator[Path]:
     """Redirect standard output (1) or error (2) of this process to a file and yield its path.
 
     Libraries in C++ print there what they do not return. If the block raises, the text is printed after all.
-
-    Args:
-        stream: The file descriptor.
-        directory: Directory of the file; by default that of temporary files.
     """
     python_stream = sys.stdout if stream == 1 else sys.stderr
     python_stream.flush()
@@ -73,8 +52,7 @@ def captured_log(stream: int, directory: str | None = None) -> Iterator[Path]:
             yield Path(file.name)
         except BaseException:
             os.dup2(original, stream)
-            file.seek(0)
-            python_stream.write(file.read().decode(errors="replace"))
+            python_stream.write(Path(file.name).read_text(errors="replace"))
             python_stream.flush()
             raise
         finally:

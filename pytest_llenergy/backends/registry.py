@@ -140,13 +140,7 @@ def parse_needs(**needs: str | None) -> Requirements:
 
 
 def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
-    """Return why a backend cannot run a test and which of ``known`` can; None if it can.
-
-    Args:
-        spec: The backend.
-        required: What the test requires.
-        known: All backends by name.
-    """
+    """Return why a backend cannot run a test and which of ``known`` can; None if it can."""
     unmet = list(required.unmet(spec.capabilities))
     if not unmet:
         return None
@@ -156,13 +150,7 @@ def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str,
 def explain_unmet_by_all(
     specs: Sequence[BackendSpec], required: Requirements, known: Mapping[str, BackendSpec]
 ) -> str | None:
-    """Return why no backend in ``known`` can run a test, by the capabilities of ``specs``; None if one may.
-
-    Args:
-        specs: Backends whose missing capabilities the message names.
-        required: What the test requires.
-        known: All backends by name.
-    """
+    """Return why no backend in ``known`` can run a test, and what ``specs`` lack; None if one may."""
     # Only a library that is used refuses an unknown option: a misspelt one must not skip every test.
     tried = {spec.name for spec in specs}
     rows = (

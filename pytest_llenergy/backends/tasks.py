@@ -36,10 +36,6 @@ DEFAULT_REQUESTS = 32
 #: Longest tuple that is recorded value by value, such as a trace.
 MAX_RECORDED_VALUES = 16
 
-#: Longest accepted arrival schedule (seconds). A longer one is a mistake and would look like a hang.
-MAX_ARRIVALS_S = 24 * 3600.0
-
-
 #: Parameters of ``generate`` that not every backend honours (``Capabilities.sampling``).
 EXTRA_PARAMS = ("num_beams", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
 
@@ -70,7 +66,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise BackendError(f"{cls.task}: {cls._explain(values, str(error))}") from None
         for name, ok, needs in params.bounds():
             if not ok:
-                raise BackendError(f"{cls.task}: {name} is {_shorten(getattr(params, name))}, needs {needs}")
+                shown = reprlib.repr(getattr(params, name))
+                raise BackendError(f"{cls.task}: {name} is {shown}, needs {needs}")
         return params
 
     @classmethod
@@ -91,29 +88,20 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         yield from ()
 
     def primitives(self) -> dict[str, Primitive]:
-        """Return the parameters as recorded: JSON primitives, with tuples joined by commas."""
+        """Return the parameters as recorded."""
         values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in self.internal}
         return {name: _to_primitive(value) for name, value in values.items()}
 
 
 def _to_primitive(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return _join(value)
-    return str(value) if isinstance(value, Slo) else value
-
-
-def _join(values: tuple[object, ...]) -> str:
     """Return a tuple as text; of a long one its number, last value and digest."""
-    text = ",".join(map(str, values))
-    if len(values) <= MAX_RECORDED_VALUES:
+    if not isinstance(value, tuple):
+        return str(value) if isinstance(value, Slo) else value
+    text = ",".join(map(str, value))
+    if len(value) <= MAX_RECORDED_VALUES:
         return text
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return f"{len(values)} values to {values[-1]:g}, digest {digest}"
-
-
-def _shorten(value: object) -> str:
-    """Shorten a long tuple, such as a trace of thousands of requests."""
-    return reprlib.repr(value) if isinstance(value, tuple) else str(value)
+    return f"{len(value)} values to {value[-1]:g}, digest {digest}"
 
 
 class GenerationParams(Params, frozen=True):
@@ -253,13 +241,12 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     requests: list[RequestTimeline]
 
     def __repr__(self) -> str:
-        dimension = self.dimension if self.vectors else 0
-        return f"<Embedding of {len(self.vectors)} texts, {dimension} numbers each>"
+        return f"<Embedding of {len(self.vectors)} texts, {self.dimension} numbers each>"
 
     @property
     def dimension(self) -> int:
         """Length of the vectors."""
-        return len(self.vectors[0])
+        return len(self.vectors[0]) if self.vectors else 0
 
     @staticmethod
     def merge(parts: Sequence[Embedding]) -> Embedding:
@@ -295,7 +282,7 @@ class ServeParams(GenerationParams, frozen=True):
     """Parameters of ``serve``: ``request_rate``, a trace, or ``concurrency`` alone.
 
     Prompts are used in turn; a conversation counts as one of them, here and below. Arrivals are the same in
-    each round, except in a search; a schedule of more than a day is refused.
+    each round, except in a search.
 
     Attributes:
         request_rate: Open loop: requests per second, sent on schedule whatever the server does.
@@ -347,19 +334,12 @@ class ServeParams(GenerationParams, frozen=True):
         yield "trace", is_trace == bool(self.trace) and ordered, needed
         yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
-        yield (
-            "num_requests",
-            of_trace,
-            "to be left out: the trace says how many; limit= of dataset() takes the first ones",
-        )
+        yield "num_requests", of_trace, "to be left out: the trace says how many; see limit= of dataset()"
         yield "burstiness", 0 < self.burstiness < math.inf, "more than 0"
         yield "burstiness", self.burstiness == 1 or self.request_rate is not None, "a request_rate"
         yield "max_failures", self.max_failures >= 0, "0 or more"
         ends = self.request_timeout_s is None or 0 < self.request_timeout_s < math.inf
         yield "request_timeout_s", ends, "more than 0"
-        last_s = self._last_s()
-        in_time = f"arrivals within a day ({MAX_ARRIVALS_S:g} s), and the last one is after {last_s:g} s"
-        yield "trace" if is_trace else "request_rate", last_s <= MAX_ARRIVALS_S, in_time
 
     @property
     def requests(self) -> int:
@@ -370,12 +350,6 @@ class ServeParams(GenerationParams, frozen=True):
     def slots(self) -> int | None:
         """Requests always in flight of a closed loop; None for an open loop."""
         return None if self.trace or self.request_rate is not None else self.concurrency
-
-    def _last_s(self) -> float:
-        """Send time of the last request; 0 in a closed loop."""
-        if self.trace:
-            return self.trace[-1]
-        return (self.requests - 1) / self.request_rate if self.request_rate else 0.0
 
     def offsets_s(self, number: int = 0) -> tuple[float, ...]:
         """Return the send time of each request in seconds from the start; empty in a closed loop.
@@ -390,7 +364,7 @@ class ServeParams(GenerationParams, frozen=True):
             return self.trace
         draw = random.Random(self.seed + number)
         gaps = [draw.gammavariate(self.burstiness, 1.0) for _ in range(self.requests - 1)]
-        scale = self._last_s() / sum(gaps) if gaps else 0.0
+        scale = (self.requests - 1) / self.request_rate / sum(gaps) if gaps else 0.0
         return (0.0, *(each * scale for each in accumulate(gaps)))
 
 

@@ -94,26 +94,6 @@ class TestTransformers:
         assert [request.input_tokens for request in timeline.requests] == [3, 11, 1] * 3
         assert Generation.merge(workload.results()).output_tokens == 15
 
-    def test_static_cache_and_eager_attention_give_the_same_tokens(self, tiny: LoadedRanks) -> None:
-        dynamic, _ = tiny.generate(["hello"])
-        static, _ = tiny.generate(["hello"], cache="static")
-        assert static.token_ids == dynamic.token_ids
-        with LoadedRanks(dtype="float32", attention="eager") as eager:
-            assert eager.info.options["attention"] == "eager"
-            assert eager.generate(["hello"])[0].token_ids == dynamic.token_ids
-
-    def test_sampling_is_reproducible_with_a_seed(self, tiny: LoadedRanks) -> None:
-        once, again, other = (
-            tiny.generate(["abc"], max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
-            for seed in (1, 1, 2)
-        )
-        assert once == again != other
-
-    def test_the_loaded_model_is_described(self, tiny: LoadedRanks) -> None:
-        assert (tiny.info.model, tiny.info.dtype) == (TINY, "float32")
-        assert tiny.info.options["attention"] == "sdpa"
-        assert tiny.info.load_s is not None
-
     def test_a_directory_without_a_model_gives_a_one_line_error(self, tmp_path: Any) -> None:
         (tmp_path / "config.json").write_text("{}")
         with pytest.raises(ModelError, match=f"model {tmp_path.name}: ") as caught:
@@ -151,12 +131,3 @@ class TestOpenVino:
         _, timeline = smollm.generate(["hello world"], max_new_tokens=5)
         ((_, border_ns),) = timeline.borders_ns
         assert timeline.start_ns < border_ns < timeline.end_ns
-
-    def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
-        info = smollm.info
-        assert (info.model, info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1, q8_0")
-        assert info.options["prefix_caching"] is False
-        # The plugin quantises keys, values and the inputs of products unless told otherwise.
-        assert info.precision is not None
-        assert (info.precision.weights, info.precision.kv_cache) == ("q4_1, q8_0", "uint8")
-        assert str(info.precision.activations).startswith("int8, groups of ")

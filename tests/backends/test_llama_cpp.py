@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,29 +18,10 @@ from pytest_llenergy.backends.llama_cpp.backend import BatchReply, LlamaCppBacke
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.record.record import Parallel, Precision
 
 from .loaded_ranks import ASKED, PROMPTS, SMOLLM_CHAT, SMOLLM_PROMPTS, TRAFFIC, LoadedRanks, counts
 
 pytest.importorskip("xllamacpp", reason=SPEC.install)
-
-#: Threads and megabytes in use after the first model was loaded and closed, and after four more.
-MEASURE = """
-import gc, os, psutil
-from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.llama_cpp.backend import LlamaCppBackend
-from pytest_llenergy.backends.models import resolve_model
-for number in range(5):
-    backend = LlamaCppBackend()
-    backend.load(resolve_model(None), {}, RankContext())
-    job = backend.prepare(["abc"], GenerationParams(max_new_tokens=2))
-    job.result(job.run())
-    backend.close()
-    gc.collect()
-    if number in (0, 4):
-        print(len(os.listdir("/proc/self/task")), psutil.Process().memory_info().rss // 2**20)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -118,21 +98,6 @@ class TestTokens:
         assert ignored.token_ids[0][: len(ids) - 1] == ids[:-1]
         assert 2 not in ignored.token_ids[0], "it may not be chosen at all"
 
-    def test_sampling_is_reproducible_with_a_seed(self, smollm: LoadedRanks) -> None:
-        once, again, other = (
-            smollm.generate(SMOLLM_PROMPTS, do_sample=True, seed=seed)[0].token_ids for seed in (1, 1, 2)
-        )
-        assert once == again != other
-
-    @pytest.mark.slow
-    def test_two_ranks_split_the_batch(self, smollm: LoadedRanks) -> None:
-        prompts = [*SMOLLM_PROMPTS, "x"]
-        with LoadedRanks(SPEC, model=None, degrees=Parallel(data=2)) as pair:
-            both, timeline = pair.generate(prompts, max_new_tokens=4)
-        single, _ = smollm.generate(prompts, max_new_tokens=4)
-        assert both.token_ids == single.token_ids
-        assert [len(rank.requests) for rank in timeline.ranks] == [2, 1]
-
 
 class TestTimes:
     def test_prefill_ends_within_the_round(self, smollm: LoadedRanks) -> None:
@@ -165,14 +130,6 @@ class TestTimes:
 
 
 class TestProcess:
-    def test_the_loaded_model_is_described(self, smollm: LoadedRanks) -> None:
-        assert (smollm.info.model, smollm.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "q4_1, q8_0")
-        actual = {"prefix_caching": False, "threads": 1, "device": "CPU"}
-        assert actual.items() <= smollm.info.options.items()
-        assert smollm.info.precision == Precision(
-            weights="q4_1, q8_0", compute="float32", kv_cache="float16", activations="q8_0, q8_1"
-        )
-
     def test_no_port_is_open_and_the_socket_is_private(self, smollm: LoadedRanks) -> None:
         smollm.generate(SMOLLM_PROMPTS, max_new_tokens=1)
         rank = psutil.Process(smollm.group.ranks[0].pid)
@@ -186,15 +143,6 @@ class TestProcess:
         assert again.server is first.server, "the same capacity"
         larger = loaded.prepare(SMOLLM_PROMPTS, GenerationParams(max_new_tokens=300, ignore_eos=True))
         assert (larger.server.capacity.prompts, larger.server.capacity.tokens) == (2, 512)
-
-    def test_closing_frees_the_model_and_stops_its_threads(self) -> None:
-        output = subprocess.check_output(
-            [sys.executable, "-c", MEASURE], text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        (threads, first), (threads_after, last) = (map(int, line.split()) for line in output.splitlines())
-        assert threads_after == threads
-        # The model takes 90 MB, its cache some more.
-        assert last - first < 60
 
     def test_the_socket_is_in_the_scratch_directory_of_the_rank(self) -> None:
         # Not tmp_path, which can be too long for a socket.
@@ -236,9 +184,3 @@ class TestRefusals:
         outcome.sequences[0]["timings"]["cache_n"] = 1
         with pytest.raises(BackendError, match="from a cache 1, truncated False"):
             job.result(outcome)
-
-    def test_models_other_than_gguf_are_refused(self) -> None:
-        assert SPEC.refuses(resolve_model("random:llama-tiny")) == (
-            "llama-cpp reads .gguf files, not random:llama-tiny"
-        )
-        assert SPEC.refuses(resolve_model(None)) is None

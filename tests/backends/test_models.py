@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -142,17 +140,11 @@ class TestModelNames:
         assert source.kind == "gguf"
         assert source.label == "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-    def test_without_the_package_the_default_model_is_on_the_hub(self) -> None:
-        code = (
-            "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]\n"
-            "sys.path.append(sys.argv[1])\n"
-            "from pytest_llenergy.backends.models import resolve_model; print(resolve_model('').location)"
-        )
-        import pytest_llenergy
-
-        here = str(Path(pytest_llenergy.__file__).parent.parent)
-        printed = subprocess.check_output([sys.executable, "-S", "-c", code, here], text=True)
-        assert printed == "HuggingFaceTB/SmolLM2-135M-Instruct\n"
+    def test_without_the_package_the_default_model_is_on_the_hub(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+        assert resolve_model("") == ModelSource("hub", "HuggingFaceTB/SmolLM2-135M-Instruct")
 
     @pytest.mark.parametrize("spec", ["./nowhere", "~/nowhere", "nowhere.gguf", "a/b/c", "two words"])
     def test_a_name_that_fits_no_kind_is_refused(self, spec: str) -> None:

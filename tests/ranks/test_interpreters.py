@@ -137,7 +137,7 @@ class TestWhatIsMissing:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            (None, "does not exist"),
+            (None, "cannot be started (No such file or directory)"),
             ("", "is not a working Python (exit code 0)"),
             ("echo no >&2; exit 3", "is not a working Python (exit code 3: no)"),
             ("echo '[[3, 8], []]'", "is Python 3.8, and ranks need 3.10 or later"),

@@ -19,8 +19,9 @@ from typing import Any
 from by_hand import BACKENDS, SERVER
 from speed_setting import NEW_TOKENS, PROMPTS, REPEATS, WARM_UP
 
-from pytest_llenergy.backends.convert import onnx_directory, pretrained_path
+from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.onnxruntime import onnx_directory
 
 HERE = Path(__file__).parent
 RESAMPLES = 2000

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
-from pytest_llenergy.backends.llama_cpp.options import CONTEXT_STEP, SMALLEST, Capacity, Settings
-from pytest_llenergy.backends.llama_cpp.server import LlamaServer
+from pytest_llenergy.backends.llama_cpp.server import CONTEXT_STEP, SMALLEST, Capacity, LlamaServer
 from pytest_llenergy.backends.models import ModelSource
+from pytest_llenergy.backends.options import find_step_tokens
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.record import BackendInfo
+from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import RequestTimeline
 
 #: Types in which ggml multiplies weights with activations, by the types of the weights (``vec_dot_type`` in
@@ -36,15 +34,8 @@ ACTIVATIONS = {
 SEED_LIMIT = 2**32 - 1
 
 #: Requested fields of an answer; by default it repeats the prompt and every setting.
-RESPONSE_FIELDS = (
-    "index",
-    "content",
-    "tokens",
-    "tokens_predicted",
-    "tokens_evaluated",
-    "truncated",
-    "timings",
-)
+RESPONSE_FIELDS = ["index", "content", "tokens", "tokens_predicted", "tokens_evaluated"]
+RESPONSE_FIELDS += ["truncated", "timings"]
 
 
 @dataclass(frozen=True)
@@ -80,22 +71,21 @@ class LlamaCppJob:
         return BatchReply(answer if isinstance(answer, list) else [answer], sent_ns, time.monotonic_ns())
 
     def result(self, outcome: BatchReply) -> Generation:
-        prompts = self.request["prompt"]
         sequences = sorted(outcome.sequences, key=lambda each: int(each["index"]))
         start_ns = outcome.start_ns()
         requests = []
-        for prompt, sequence in zip(prompts, sequences, strict=True):
+        for prompt, sequence in zip(self.request["prompt"], sequences, strict=True):
             self._check(prompt, sequence)
-            prefill_ns, decode_ns = (
-                round(sequence["timings"][name] * 1e6) for name in ("prompt_ms", "predicted_ms")
-            )
-            first_ns = None if start_ns is None else start_ns + prefill_ns
+            first_ns = last_ns = None
+            if start_ns is not None:
+                first_ns = start_ns + round(sequence["timings"]["prompt_ms"] * 1e6)
+                last_ns = first_ns + round(sequence["timings"]["predicted_ms"] * 1e6)
             requests.append(
                 RequestTimeline(
                     input_tokens=len(prompt),
                     output_tokens=len(sequence["tokens"]),
                     first_token_ns=first_ns,
-                    last_token_ns=None if first_ns is None else first_ns + decode_ns,
+                    last_token_ns=last_ns,
                 )
             )
         return Generation(
@@ -107,17 +97,13 @@ class LlamaCppJob:
     @staticmethod
     def _check(prompt: list[int], sequence: dict[str, Any]) -> None:
         """Raise ``BackendError`` if the server skipped work or counts different tokens."""
-        counted = (
-            sequence["tokens_evaluated"],
-            sequence["tokens_predicted"],
-            sequence["timings"]["cache_n"],
-            sequence["truncated"],
-        )
-        if counted != (len(prompt), len(sequence["tokens"]), 0, False):
+        evaluated, predicted = sequence["tokens_evaluated"], sequence["tokens_predicted"]
+        cached, truncated = sequence["timings"]["cache_n"], sequence["truncated"]
+        made = len(sequence["tokens"])
+        if (evaluated, predicted, cached, truncated) != (len(prompt), made, 0, False):
             raise BackendError(
-                f"llama-cpp: for a prompt of {len(prompt)} tokens and an answer of {len(sequence['tokens'])} "
-                f"the server reports: evaluated {counted[0]}, predicted {counted[1]}, from a cache "
-                f"{counted[2]}, truncated {counted[3]}"
+                f"llama-cpp: for a prompt of {len(prompt)} tokens and an answer of {made} its server reports "
+                f"evaluated {evaluated}, predicted {predicted}, from a cache {cached}, truncated {truncated}"
             )
 
 
@@ -130,37 +116,36 @@ class LlamaCppBackend:
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import xllamacpp
 
-        settings = self._settings = Settings.parse(options, context)
+        self._server: LlamaServer | None = None
+        self._options, self._context = options, context
+        self._step = find_step_tokens("llama-cpp", options)
         dtype = options.get("dtype")
         file = Path(model.location) if dtype is None else converted_gguf("llama-cpp", model, str(dtype))
         self._file, self._label = str(file), model.label
         # Loaded once to print what it does, which would disturb a measurement; ``prepare`` loads it again.
-        self._server: LlamaServer | None = self._serve(SMALLEST, describes=True)
-        assert self._server.precision is not None
+        described = self._server = self._serve(SMALLEST, describes=True)
         weights = describe_gguf_weights(file)
-        kinds = set((weights or "").split(", "))
-        precision = msgspec.structs.replace(
-            self._server.precision,
-            weights=weights,
-            compute="float32",
-            activations=", ".join(sorted({ACTIVATIONS[each] for each in kinds if each in ACTIVATIONS}))
-            or "none",
-        )
+        products = {ACTIVATIONS[kind] for kind in (weights or "").split(", ") if kind in ACTIVATIONS}
         return BackendInfo(
             name="llama-cpp",
             version=str(xllamacpp.__version__),
             model=model.label,
             dtype=weights,
-            precision=precision,
+            precision=Precision(
+                weights=weights,
+                compute="float32",
+                kv_cache=described.kv_cache,
+                activations=", ".join(sorted(products)) or "none",
+            ),
             options={
                 **{name: str(value) for name, value in options.items()},
                 "prefix_caching": False,
-                "flash_attention": self._server.attention,
+                "flash_attention": described.attention,
                 "threads": context.threads,
                 "device": "CPU",
                 # Set by ``_with_capacity`` for each batch, whose tokens are in the record.
                 "n_ctx": f"what the batch needs, in steps of {CONTEXT_STEP} a prompt",
-                "n_batch": settings.step or f"the prompts of the batch, in steps of {CONTEXT_STEP}",
+                "n_batch": self._step or f"the prompts of the batch, in steps of {CONTEXT_STEP}",
                 "n_ubatch": f"n_batch, {options.get('n_ubatch', xllamacpp.CommonParams().n_ubatch)} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
@@ -176,15 +161,10 @@ class LlamaCppBackend:
             raise BackendError(f"llama-cpp: seed is {params.seed}, needs less than 2**32 - 1")
         rows = encode_prompts("llama-cpp", self._tokens, prompts)
         server = self._with_capacity(rows, params.max_new_tokens)
-        sampling: dict[str, Any] = {"samplers": ["temperature"], "temperature": 0.0}
-        if params.do_sample:
-            # The order of transformers. llama.cpp's default adds penalties and min_p.
-            sampling = {
-                "samplers": ["temperature", "top_k", "top_p"],
-                **params.drawn,
-            }
         request = {
-            **sampling,
+            # The order of transformers. llama.cpp's default adds penalties and min_p.
+            "samplers": ["temperature", "top_k", "top_p"] if params.do_sample else ["temperature"],
+            **(params.drawn or {"temperature": 0.0}),
             "prompt": rows,
             "n_predict": params.max_new_tokens,
             "seed": params.seed,
@@ -196,30 +176,29 @@ class LlamaCppBackend:
         return LlamaCppJob(server, request)
 
     def _tokens(self, prompt: str) -> list[int]:
-        body = {"content": prompt, "add_special": True, "parse_special": True}
-        return list(self._any_server().request("POST", "/tokenize", body)["tokens"])
-
-    def _any_server(self) -> LlamaServer:
         if self._server is None:
             self._server = self._serve(SMALLEST)
-        return self._server
+        body = {"content": prompt, "add_special": True, "parse_special": True}
+        return list(self._server.request("POST", "/tokenize", body)["tokens"])
 
     def _with_capacity(self, rows: list[list[int]], new: int) -> LlamaServer:
-        needed = max(map(len, rows)) + new
+        lengths = [len(row) for row in rows]
         capacity = Capacity(
             prompts=len(rows),
-            tokens=-(-needed // CONTEXT_STEP) * CONTEXT_STEP,
-            step=self._settings.step or -(-sum(map(len, rows)) // CONTEXT_STEP) * CONTEXT_STEP,
+            tokens=_round_up(max(lengths) + new),
+            step=self._step or _round_up(sum(lengths)),
         )
-        if self._server is None or self._server.capacity != capacity or self._server.precision is not None:
+        if self._server is None or self._server.capacity != capacity or self._server.describes:
             self.close()
             self._server = self._serve(capacity)
         limit = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
-        check_lengths("llama-cpp", list(map(len, rows)), new, limit)
+        check_lengths("llama-cpp", lengths, new, limit)
         return self._server
 
     def _serve(self, capacity: Capacity, *, describes: bool = False) -> LlamaServer:
-        return LlamaServer(self._file, self._label, capacity, self._settings, describes=describes)
+        return LlamaServer(
+            self._file, self._label, capacity, self._options, self._context, describes=describes
+        )
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("llama-cpp", self._tokens, texts)]
@@ -231,3 +210,7 @@ class LlamaCppBackend:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+
+def _round_up(tokens: int) -> int:
+    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP

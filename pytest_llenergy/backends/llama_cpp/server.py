@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model loaded into xllamacpp's server: its socket, its requests, its log.
+"""A model loaded into xllamacpp's server: its parameters, its socket, its requests, its log.
 
 The server listens on a Unix socket that only this user can open. xllamacpp's in-process handlers return the
 token ids of the first prompt only and cannot tokenise; the server's routes do both.
@@ -8,7 +8,6 @@ token ids of the first prompt only and cannot tokenise; the server's routes do b
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -17,24 +16,56 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.engine_options import show_options
-from pytest_llenergy.backends.llama_cpp.options import Capacity, Settings, server_parameters
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.gguf_files import FLOATS
+from pytest_llenergy.backends.llama_cpp import SPEC
+from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options, show_options
 from pytest_llenergy.backends.precision import captured_log, list_types
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.record.record import Precision
 
-#: Longest path in ``sockaddr_un.sun_path`` on every system, without the closing zero (104 bytes on macOS).
-MAX_SOCKET_PATH_BYTES = 103
+#: Values of the load option ``attention``, with llama.cpp's names.
+ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
+
+_BY_BATCH = "it is set for each batch"
+#: Fields of llama.cpp's parameters that are set here, with the reason.
+RESERVED = {
+    **dict.fromkeys(("n_parallel", "n_ctx", "n_batch", "kv_unified", "fit_params", "ctx_shift"), _BY_BATCH),
+    **dict.fromkeys(
+        ("cache_prompt", "cache_idle_slots", "cache_ram_mib", "n_cache_reuse", "n_ctx_checkpoints"),
+        NO_PREFIX_CACHE,
+    ),
+    **dict.fromkeys(("cpuparams", "cpuparams_batch"), "set OMP_NUM_THREADS"),
+    **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
+    **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
+    **{"flash_attn_type": "use attention", "lora_adapters": "use lora"},
+    "n_gpu_layers": "it has no GPU here, since its wheel is for the CPU",
+}
+
+#: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
+CONTEXT_STEP = 256
 
 #: Values of ``verbosity``: log errors only, or also what llama.cpp finds and decides while it loads a model.
 VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
 
-#: How long its log may lag behind the loaded model or an error, and how often to look (seconds).
-LOG_TIMEOUT_S, ERROR_TIMEOUT_S, LOG_POLL_S = 10.0, 2.0, 0.01
+#: How long its log, which a thread of its own prints, may lag behind, and how often to look (seconds).
+LOG_TIMEOUT_S, LOG_POLL_S = 5.0, 0.01
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The batch that a server can hold: its prompts, the tokens of each with its output, those of a step."""
+
+    prompts: int
+    tokens: int
+    step: int
+
+
+SMALLEST = Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP)
 
 
 class LlamaServer:
@@ -43,64 +74,67 @@ class LlamaServer:
     Raises ``ModelError`` if llama.cpp cannot load it, or ``BackendError`` if it was given options.
 
     Attributes:
-        precision: Its number types, with ``describes``.
-        attention: Whether flash attention runs, with ``describes``; None if unknown.
+        kv_cache: The types of its cache, with ``describes``.
+        attention: Whether flash attention runs, with ``describes``.
     """
 
-    attention: str | None = None
-
     def __init__(
-        self, file: str, label: str, capacity: Capacity, settings: Settings, *, describes: bool = False
+        self,
+        file: str,
+        label: str,
+        capacity: Capacity,
+        options: Mapping[str, Any],
+        context: RankContext,
+        *,
+        describes: bool = False,
     ) -> None:
         import xllamacpp
 
         self.capacity = capacity
-        self.precision: Precision | None = None
-        scratch = settings.scratch
+        self.describes = describes
         # Accessible to this user only: no port is open.
-        self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=scratch)
+        self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=context.scratch)
         self._path = str(Path(self.directory) / "s.sock")
         try:
-            if len(os.fsencode(self._path)) > MAX_SOCKET_PATH_BYTES:
-                raise BackendError(
-                    f"llama-cpp: the path of its socket, {self._path}, has more than "
-                    f"{MAX_SOCKET_PATH_BYTES} bytes; set TMPDIR to a shorter directory"
-                )
+            params = _server_parameters(options, capacity, context.threads)
+            params.model.path = file
+            params.hostnames = [self._path]
+            params.verbosity = VERBOSITY_LOADING if describes else VERBOSITY_ERRORS
             with captured_log(2, self.directory) as log:
-                params = server_parameters(file, self._path, capacity, settings)
-                params.verbosity = VERBOSITY_LOADING if describes else VERBOSITY_ERRORS
                 try:
                     self._server: Any = xllamacpp.Server(params)
                 except RuntimeError as error:
-                    reason = _first_error(log) or str(error)
-                    given = show_options(settings.options)
-                    message = f"llama.cpp cannot load it{f' with {given}' if given else ''} ({reason})"
-                    raise (BackendError if given else ModelError)(f"model {label}: {message}") from error
+                    found = _await_log(log, r"^\S+ E (.*)")[0]
+                    given = show_options(options)
+                    what = f"llama.cpp cannot load it{f' with {given}' if given else ''}"
+                    reason = found[1].strip() if found else str(error)
+                    raise (BackendError if given else ModelError)(
+                        f"model {label}: {what} ({reason})"
+                    ) from error
                 if describes:
-                    self.precision, self.attention = _read_log(log)
-            if self._server.listening_address != f"unix://{self._path}":
-                raise BackendError(
-                    f"llama-cpp: the server listens on {self._server.listening_address} and not on its "
-                    "socket; this version of xllamacpp cannot be used"
-                )
+                    self._read_log(log)
             # Answered by the server's loop. Closing before the loop has started would wait for it for ever.
             with suppress(BackendError):
                 self.request("GET", "/slots")
         except BaseException:
-            # No other code knows of the directory yet, so remove it whatever went wrong.
+            # No other code knows of the directory yet.
             self.close()
             raise
 
-    def request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the decoded answer.
+    def _read_log(self, log: Path) -> None:
+        cache, flash = _await_log(
+            log,
+            r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)",
+            r"(?:Flash Attention|flash_attn +=) (enabled|disabled)",
+        )
+        self.kv_cache = list_types(Counter(cache.groups())) if cache else None
+        self.attention = flash[1] if flash else None
 
-        Args:
-            method: HTTP method.
-            route: Path, such as ``/completion``.
-            body: Content, sent as JSON.
+    def request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send a request, such as to ``/completion``, and return the decoded answer.
 
         Raises:
-            BackendError: If the server refuses it.
+            BackendError: The server refuses it.
         """
         connection = _UnixConnection(self._path)
         try:
@@ -113,7 +147,7 @@ class LlamaServer:
         finally:
             connection.close()
         if response.status != 200:
-            raise BackendError(f"llama-cpp: {_error_message(answer)}")
+            raise BackendError(f"llama-cpp: {answer.get('error', {}).get('message', answer)}")
         return answer
 
     def close(self) -> None:
@@ -134,35 +168,62 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _read_log(log: Path) -> tuple[Precision, str | None]:
-    """Return number types and attention from what llama.cpp printed while loading a model."""
+def _server_parameters(options: Mapping[str, Any], capacity: Capacity, threads: int) -> Any:
+    """Return the ``xllamacpp.CommonParams`` of a server.
+
+    Raises:
+        BackendError: llama.cpp does not take an option, or this backend sets it.
+    """
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    native = select_options("llama-cpp", options, SPEC.capabilities.options, RESERVED)
+    for name, value in native.items():
+        _set_parameter(params, name, value)
+    if kind := options.get("kv_cache_dtype") or options.get("dtype"):
+        for name in ("cache_type_k", "cache_type_v"):
+            _set_parameter(params, name, f"GGML_TYPE_{FLOATS.get(kind, str(kind)).upper()}")
+    if attention := options.get("attention"):
+        word = ATTENTIONS.get(attention, attention)
+        _set_parameter(params, "flash_attn_type", f"LLAMA_FLASH_ATTN_TYPE_{word}")
+    if lora := options.get("lora"):
+        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
+    params.ui = False
+    params.n_threads_http = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_gpu_layers = 0
+    params.n_parallel = capacity.prompts
+    # Divided evenly among the prompts.
+    params.n_ctx = capacity.prompts * capacity.tokens
+    params.kv_unified = False
+    params.n_batch = capacity.step
+    params.n_ubatch = min(capacity.step, params.n_ubatch)
+    # Would silently change settings that do not fit into memory.
+    params.fit_params = False
+    params.ctx_shift = False
+    # With a prompt cache, a repeated prompt would cost almost nothing.
+    params.cache_prompt = False
+    params.cache_idle_slots = False
+    params.cache_ram_mib = params.n_cache_reuse = params.n_ctx_checkpoints = 0
+    return params
+
+
+def _set_parameter(params: Any, name: str, value: object) -> None:
+    """Set a field of llama.cpp's parameters; enumerations by the name of a value."""
+    members = getattr(type(getattr(params, name, None)), "__members__", {})
+    try:
+        setattr(params, name, members.get(value, value) if isinstance(value, str) else value)
+    except (AttributeError, OverflowError, TypeError) as error:
+        known = f"; it takes: {', '.join(members)}" if members else ""
+        raise BackendError(f"llama-cpp: {name} is {value!r}: {error}{known}") from error
+
+
+def _await_log(log: Path, *patterns: str) -> list[re.Match[str] | None]:
+    """Return where each pattern matches, as soon as all of them do; None for those that do not in time."""
     deadline = time.monotonic() + LOG_TIMEOUT_S
     while True:
         text = log.read_text(errors="replace")
-        cache = re.search(r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)", text)
-        flash = re.search(r"(?:Flash Attention|flash_attn +=) (enabled|disabled)", text)
-        # It prints in a thread of its own.
-        if (cache and flash) or time.monotonic() > deadline:
-            break
+        found = [re.search(pattern, text, re.MULTILINE) for pattern in patterns]
+        if all(found) or time.monotonic() > deadline:
+            return found
         time.sleep(LOG_POLL_S)
-    kv_cache = list_types(Counter(cache.groups())) if cache else None
-    return Precision(kv_cache=kv_cache), flash[1] if flash else None
-
-
-def _first_error(messages: Path) -> str | None:
-    """Return the first error among messages such as ``0.00.037.234 E gguf_init_from_reader: failed to …``."""
-    # It prints in a thread of its own.
-    deadline = time.monotonic() + ERROR_TIMEOUT_S
-    while time.monotonic() < deadline:
-        for line in messages.read_text(errors="replace").splitlines():
-            _time, mark, text = (*line.split(" ", 2), "", "")[:3]
-            if mark == "E":
-                return text.strip()
-        time.sleep(LOG_POLL_S)
-    return None
-
-
-def _error_message(answer: Any) -> str:
-    error = answer.get("error") if isinstance(answer, dict) else None
-    message = error.get("message") if isinstance(error, dict) else None
-    return str(message or answer)

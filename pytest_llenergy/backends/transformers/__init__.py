@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
+from pytest_llenergy.backends.models import refuse_other_formats
 
 SPEC = BackendSpec(
     name="transformers",
@@ -30,9 +29,5 @@ SPEC = BackendSpec(
         batching=("static", "continuous"),
         timestamps="token",
     ),
-    refuses=lambda model: (
-        "transformers reads directories with config.json, not OpenVINO IR or ONNX"
-        if model.kind == "directory" and not (Path(model.location) / "config.json").exists()
-        else None
-    ),
+    refuses=lambda model: refuse_other_formats("transformers", model),
 )

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import combine_options
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
-from pytest_llenergy.backends.precision import count_torch_types, list_types, type_name
+from pytest_llenergy.backends.precision import list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import continuous, jobs
 from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
@@ -36,8 +36,7 @@ from pytest_llenergy.record.timeline import Flops
 class TransformersBackend:
     """``AutoModelForCausalLM.generate`` with left padding and an attention mask.
 
-    Load options are those of ``LoadOptions``. A model without a generating head is loaded by ``AutoModel``,
-    to embed.
+    A model without a generating head is loaded by ``AutoModel``, to embed.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -51,74 +50,67 @@ class TransformersBackend:
         self._batcher: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        load_options, passed = LoadOptions.split(options)
-        load_options.check_degrees(context.parallel)
-        self._options = load_options
-        names = vars(transformers.GenerationConfig())
-        #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
-        self._generation = {name: value for name, value in passed.items() if name in names}
-        loading = {name: value for name, value in passed.items() if name not in names}
+        self._options = LoadOptions.parse(options, vars(transformers.GenerationConfig()))
+        self._options.check_degrees(context.parallel)
         with translate_load_errors("transformers", model, options):
-            placement = self._read(model, load_options, loading, context)
-        loaded, attention = self._model, str(self._model.config._attn_implementation)
-        found = {"attention": attention, "dtype": type_name(str(loaded.dtype))}
-        for name, value in found.items():
-            if getattr(load_options, name) not in (None, "auto", value):
-                wanted = getattr(load_options, name)
-                raise BackendError(f"transformers: {name} is {wanted!r}, and {model.label} runs with {value}")
+            placement = self._read(model, context)
+        attention, dtype = str(self._model.config._attn_implementation), type_name(str(self._model.dtype))
+        for name, value in {"attention": attention, "dtype": dtype}.items():
+            if options.get(name) not in (None, "auto", value):
+                raise BackendError(
+                    f"transformers: {name} is {options[name]!r}, and {model.label} runs with {value}"
+                )
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
             model=model.label,
-            model_revision=getattr(loaded.config, "_commit_hash", None),
-            dtype=found["dtype"],
-            precision=self._precision(load_options),
+            model_revision=getattr(self._model.config, "_commit_hash", None),
+            dtype=dtype,
+            precision=self._precision(dtype),
             options={
                 **{name: str(value) for name, value in options.items()},
                 "attention": attention,
                 "torch": str(torch.__version__),
                 "device": self._device,
                 **placement,
-                **self._apply_options(load_options),
+                **self._apply_options(),
             },
         )
 
-    def _precision(self, load_options: LoadOptions) -> Precision:
+    def _precision(self, dtype: str) -> Precision:
         """Return the types of the loaded parameters, and of the cache, which has that of the arithmetic."""
-        dtype = type_name(str(self._model.dtype))
-        weights = list_types(count_torch_types(self._model.parameters()))
+        counts: Counter[str] = Counter()
+        for each in self._model.parameters():
+            counts[str(each.dtype)] += each.numel()
         # Quantised parameters pretend to have the type of the arithmetic.
-        quantised = load_options.quantization
+        quantised = self._options.quantization
         return Precision(
-            weights=weights if quantised is None else f"{quantised}, {weights}",
+            weights=", ".join(filter(None, (quantised, list_types(counts)))),
             # bitsandbytes multiplies in float16 whatever the other types.
             compute="float16" if quantised == "8bit" else dtype,
             kv_cache=dtype if self._generates else None,
             activations="int8" if quantised in QUANTISES_ACTIVATIONS else "none",
         )
 
-    def _read(
-        self, model: ModelSource, load_options: LoadOptions, loading: Mapping[str, Any], context: RankContext
-    ) -> dict[str, Primitive]:
+    def _read(self, model: ModelSource, context: RankContext) -> dict[str, Primitive]:
         """Read model and tokenizer. Returns which devices they are on, for the record."""
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-        dtype = load_options.dtype or "auto"
-        common: dict[str, dict[str, Any]] = {"dtype": {"dtype": dtype}}
-        if load_options.attention is not None:
-            common["attention"] = {"attn_implementation": load_options.attention}
+        options = self._options
         path = pretrained_path(model)
         config = AutoConfig.from_pretrained(path)
         check_degrees(config, context.parallel, model.label)
-        if load_options.quantization is not None:
-            common["quantization"] = quantization_keywords(
-                load_options.quantization, config, dtype, self._device
-            )
-        keywords = combine_options("transformers", common, loading)
+        dtype = options.given.get("dtype") or "auto"
+        keywords: dict[str, Any] = {"dtype": dtype}
+        if (attention := options.given.get("attention")) is not None:
+            keywords["attn_implementation"] = attention
+        if options.quantization is not None:
+            keywords |= quantization_keywords(options.quantization, config, dtype, self._device)
         self._generates = not is_encoder(config)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
         kind = AutoModelForCausalLM if self._generates else AutoModel
+        keywords = dict(**keywords, **options.loading)
         loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -143,11 +135,11 @@ class TransformersBackend:
         self._close_batcher()
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
-        self._options.check(params, self._generation)
+        options = self._options
+        options.check(params)
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
-        mask = inputs["attention_mask"]
-        if params.repetition_penalty != 1 and not bool(mask.all()):
+        if params.repetition_penalty != 1 and not bool(inputs["attention_mask"].all()):
             raise BackendError(
                 "transformers: repetition_penalty would also apply to the token that pads shorter prompts; "
                 "give prompts of one length"
@@ -156,24 +148,22 @@ class TransformersBackend:
         check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
-        if self._options.continuous:
-            self._batcher = ContinuousBatcher(
-                self._model, generation_config(params, ends, pad), rows, self._options
-            )
+        if options.continuous:
+            config = generation_config(params, ends, pad)
+            self._batcher = ContinuousBatcher(self._model, config, rows, options.given)
             return ContinuousJob(self._batcher, self._tokenizer)
-        mode = self._options.mode
-        with jobs.translate_value_errors(self._generation):
+        mode = options.mode
+        with jobs.translate_value_errors(options.generation):
             config = generation_config(
                 params,
                 ends,
                 pad,
                 # On a GPU transformers would compile the steps of a static cache by default.
                 **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-                **self._options.lookup,
-                prefill_chunk_size=self._options.chunked_prefill or None,
-                **self._generation,
+                **options.lookup,
+                prefill_chunk_size=options.step,
+                **options.generation,
             )
-        keywords = {} if self._assistant is None else {"assistant_model": self._assistant}
         job = TransformersJob(
             model=self._model,
             tokenizer=self._tokenizer,
@@ -181,9 +171,9 @@ class TransformersBackend:
             config=config,
             seed=params.seed,
             ends=ends,
-            keywords=keywords,
-            drafts=self._options.speculative is not None,
-            passed=self._generation,
+            keywords={} if self._assistant is None else {"assistant_model": self._assistant},
+            drafts=options.speculative is not None,
+            passed=options.generation,
         )
         if mode:
             compile_job(job)
@@ -192,7 +182,7 @@ class TransformersBackend:
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
         self._close_batcher()
-        self._options.check_embedding(self._generation)
+        self._options.check_embedding()
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, _done: Result) -> Flops:
@@ -220,22 +210,24 @@ class TransformersBackend:
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
 
-    def _apply_options(self, load_options: LoadOptions) -> dict[str, Primitive]:
+    def _apply_options(self) -> dict[str, Primitive]:
         """Load what options need besides the model. Returns what goes into the record."""
-        recorded: dict[str, Primitive] = {"batching": load_options.batching}
-        if load_options.mode:
-            recorded |= {"compile": load_options.mode, "compiled": "decoding steps"}
-        if load_options.quantization:
-            recorded |= describe_quantization(load_options.quantization, self._model)
-        if load_options.continuous:
-            recorded |= continuous.describe_settings(load_options)
-        if load_options.lora is not None:
-            recorded |= jobs.load_adapter(self._model, load_options.lora)
-        draft = load_options.speculative
-        if draft is not None and draft.model is not None:
-            self._assistant, described = jobs.load_assistant(draft, self._model, self._generation)
+        options = self._options
+        recorded: dict[str, Primitive] = {"batching": options.given.get("batching", "static")}
+        if options.mode:
+            recorded |= {"compile": options.mode, "compiled": "decoding steps"}
+        if options.quantization:
+            recorded |= describe_quantization(options.quantization, self._model)
+        if options.continuous:
+            recorded |= continuous.describe_settings(options.given)
+        if (lora := options.given.get("lora")) is not None:
+            recorded |= jobs.load_adapter(self._model, str(lora))
+        if options.speculative is not None and options.speculative.model is not None:
+            self._assistant, described = jobs.load_assistant(
+                options.speculative, self._model, options.generation
+            )
             recorded |= described
-        return recorded | load_options.lookup
+        return recorded | options.lookup
 
     def _close_batcher(self) -> None:
         """Free the cache of the last continuous batch."""

@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.batches import check_processed
+import msgspec
+
+from pytest_llenergy.backends.batches import check_processed, stamped_result
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
-from pytest_llenergy.backends.transformers.options import LoadOptions
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
-from pytest_llenergy.record.timeline import RequestTimeline
 
 #: Tokens per page of the cache: transformers' default.
 PAGE_TOKENS = 256
 
 #: Prompt tokens per step while more are waiting; transformers takes 8192, with memory to match.
 MAX_STEP_TOKENS = 2048
+
+#: Interval of checks that the thread is alive (seconds).
+POLL_S = 1
 
 #: Settings that differ from transformers' defaults. Shared blocks are a prefix cache, and batches prepared
 #: while another runs have their timestamps a step late. With a margin the last requests would wait until part
@@ -33,20 +36,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def describe_settings(options: LoadOptions) -> dict[str, Primitive]:
+def describe_settings(options: Mapping[str, Any]) -> dict[str, Primitive]:
     """Return the settings as they go into records."""
-    sizes = {"num_blocks": options.num_blocks, "max_batch_tokens": options.max_batch_tokens}
-    return {**SETTINGS, **{name: size or "what the batch needs" for name, size in sizes.items()}}
-
-
-def count_pages(lengths: list[int], max_new_tokens: int) -> int:
-    """Return the number of pages that hold all requests at once, in any order."""
-    return sum(-(-(length + max_new_tokens) // PAGE_TOKENS) for length in lengths)
-
-
-def step_token_budget(lengths: list[int]) -> int:
-    """Return the tokens per step: the whole prefill if it is small, and at least one token per request."""
-    return max(len(lengths), min(sum(lengths), MAX_STEP_TOKENS))
+    sizes = ("num_blocks", "max_batch_tokens")
+    return {**SETTINGS, **{name: options.get(name) or "what the batch needs" for name in sizes}}
 
 
 class ContinuousBatcher:
@@ -55,25 +48,27 @@ class ContinuousBatcher:
     Raises ``BackendError`` if a request is too long for the cache.
     """
 
-    def __init__(self, model: Any, config: Any, inputs: list[list[int]], options: LoadOptions) -> None:
+    def __init__(self, model: Any, config: Any, inputs: list[list[int]], options: Mapping[str, Any]) -> None:
         from transformers import ContinuousBatchingConfig
 
-        lengths = [len(ids) for ids in inputs]
-        longest = count_pages([max(lengths)], config.max_new_tokens)
-        if options.num_blocks is not None and options.num_blocks < longest:
+        pages = [-(-(len(ids) + config.max_new_tokens) // PAGE_TOKENS) for ids in inputs]
+        num_blocks = options.get("num_blocks") or sum(pages)
+        if num_blocks < max(pages):
             # transformers would wait for ever.
             raise BackendError(
-                f"transformers: num_blocks is {options.num_blocks}, but the longest request needs {longest} "
+                f"transformers: num_blocks is {num_blocks}, but the longest request needs {max(pages)} "
                 f"blocks of {PAGE_TOKENS} tokens"
             )
+        # The whole prefill if it is small, and at least one token per request.
+        tokens = max(len(inputs), min(sum(map(len, inputs)), MAX_STEP_TOKENS))
         self._model = model
         self.inputs = inputs
         # transformers' value for: no token ends a sequence.
         config.eos_token_id = -1 if config.eos_token_id is None else config.eos_token_id
         self._config = config
         self._sizes = ContinuousBatchingConfig(
-            num_blocks=options.num_blocks or count_pages(lengths, config.max_new_tokens),
-            max_batch_tokens=options.max_batch_tokens or step_token_budget(lengths),
+            num_blocks=num_blocks,
+            max_batch_tokens=options.get("max_batch_tokens") or tokens,
             max_requests_per_batch=len(inputs),
             **SETTINGS,
         )
@@ -81,7 +76,7 @@ class ContinuousBatcher:
         try:
             # Allocates the cache and, on a GPU, captures graphs.
             self._start()
-        except (MemoryError, ValueError) as error:
+        except (MemoryError, TypeError, ValueError) as error:
             raise BackendError(f"transformers: continuous batching cannot allocate ({error})") from error
         self.stop()
 
@@ -95,15 +90,15 @@ class ContinuousBatcher:
         )
         done: dict[str, Any] = {}
         while len(done) < len(ids):
-            result = manager.get_result(timeout=BATCHER_POLL_S)
+            result = manager.get_result(timeout=POLL_S)
+            if result is None and not manager.is_running():
+                self.stop()
+                raise BackendError("transformers: the thread of continuous batching ended early")
             if result is not None and result.error is not None:
                 self.stop()
                 raise BackendError(f"transformers: continuous batching failed: {result.error}")
             if result is not None and result.is_finished():
                 done[result.request_id] = result
-            if result is None and not manager.is_running():
-                self.stop()
-                raise BackendError("transformers: the thread of continuous batching ended early")
         return [done[each] for each in ids]
 
     def stop(self) -> None:
@@ -141,30 +136,23 @@ class ContinuousJob:
     def result(self, outcome: list[Any]) -> Generation:
         # Not in the window: the thread takes up to 100 ms to stop.
         self.batcher.stop()
-        given = [len(ids) for ids in self.batcher.inputs]
-        check_processed("transformers", given, [len(each.prompt_ids) for each in outcome])
+        lengths = [len(ids) for ids in self.batcher.inputs]
+        check_processed("transformers", lengths, [len(each.prompt_ids) for each in outcome])
         token_ids = [[int(token) for token in each.generated_tokens] for each in outcome]
-        return Generation(
-            texts=self.tokenizer.batch_decode(token_ids, skip_special_tokens=True),
-            token_ids=token_ids,
-            requests=[request_timeline(each) for each in outcome],
-        )
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        done = stamped_result(texts, token_ids, lengths, [_read_stamps_ns(each) for each in outcome])
+        requests = [
+            # Seconds of ``time.perf_counter``, which is CLOCK_MONOTONIC on Linux.
+            msgspec.structs.replace(request, start_ns=round(each.created_time * 1e9))
+            if request.token_ns
+            else request
+            for request, each in zip(done.requests, outcome, strict=True)
+        ]
+        return msgspec.structs.replace(done, requests=requests)
 
 
-def request_timeline(output: Any) -> RequestTimeline:
-    """Convert an output of transformers (``GenerationOutput``).
-
-    Its times are seconds of ``time.perf_counter``, which is CLOCK_MONOTONIC on Linux. A restarted request has
-    lost some; the result then has none.
-    """
+def _read_stamps_ns(output: Any) -> list[int]:
+    """Return when each token was made; empty for a restarted request, which has lost some of the times."""
     count = len(output.generated_tokens)
     stamps = output.timestamps or ()
-    token_ns = tuple(round(stamp * 1e9) for stamp in stamps[:count]) if len(stamps) >= count > 0 else ()
-    return RequestTimeline(
-        input_tokens=len(output.prompt_ids),
-        output_tokens=count,
-        start_ns=round(output.created_time * 1e9) if token_ns else None,
-        first_token_ns=token_ns[0] if token_ns else None,
-        last_token_ns=token_ns[-1] if token_ns else None,
-        token_ns=token_ns,
-    )
+    return [round(stamp * 1e9) for stamp in stamps[:count]] if len(stamps) >= count else []

@@ -35,15 +35,8 @@ def prepare_embedding(
 ) -> EmbeddingJob:
     """Prepare a padded batch.
 
-    Args:
-        model: The loaded model.
-        tokenizer: Its tokenizer.
-        texts: The texts to embed.
-        params: Parameters of the call.
-        device: Device of the inputs.
-
     Raises:
-        BackendError: If a text has no tokens or too many.
+        BackendError: A text has no tokens or too many.
     """
     rows = encode_prompts("transformers", lambda text: list(tokenizer(text)["input_ids"]), texts)
     lengths = [len(row) for row in rows]

@@ -15,10 +15,7 @@ COUNTED_ATTENTION = ("eager", "sdpa")
 def count_flops(model: Any, job: Any, tensor: int) -> Flops:
     """Return the operations of one execution of a job, padding included. It is executed once more.
 
-    Args:
-        model: The loaded model.
-        job: The job.
-        tensor: Number of ranks that hold a part of each weight.
+    ``tensor`` ranks hold a part of each weight.
     """
     uncounted = _uncounted_part(model, tensor)
     if uncounted is not None:

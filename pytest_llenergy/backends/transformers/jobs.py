@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import Speculative, show_options
 from pytest_llenergy.backends.models import first_error_line, resolve_model, translate_load_errors
+from pytest_llenergy.backends.options import Speculative, show_options
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError
@@ -94,11 +94,7 @@ class DraftCounter:
 def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, **keywords: Any) -> Any:
     """Return a complete ``GenerationConfig``, which leaves nothing to the defaults of a model.
 
-    Args:
-        params: Parameters of the call.
-        ends: Tokens that end a sequence.
-        pad: Token that fills ended sequences.
-        **keywords: Further fields of ``GenerationConfig``.
+    ``ends`` end a sequence, ``pad`` fills ended ones.
     """
     from transformers import GenerationConfig
 
@@ -112,15 +108,6 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
         **params.extras,
         **keywords,
     )
-
-
-@dataclass(frozen=True)
-class TransformersOutcome:
-    """Token ids with prompts, the times of the steps, and the number of drafted tokens."""
-
-    output: Any
-    clock: StepClock
-    drafted: int
 
 
 @dataclass
@@ -144,7 +131,8 @@ class TransformersJob:
     drafts: bool = False
     passed: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self) -> TransformersOutcome:
+    def run(self) -> tuple[Any, StepClock, int]:
+        """Return the token ids with prompts, the times of the steps, and the number of drafted tokens."""
         import torch
 
         torch.manual_seed(self.seed)
@@ -159,11 +147,12 @@ class TransformersJob:
             output = self.model.generate(
                 **self.inputs, generation_config=self.config, **watch, **self.keywords
             )
-        return TransformersOutcome(output, clock, counter.drafted)
+        return output, clock, counter.drafted
 
-    def result(self, outcome: TransformersOutcome) -> Generation:
-        mask, clock = self.inputs["attention_mask"], outcome.clock
-        token_ids = [cut_at_end(row, self.ends) for row in outcome.output[:, mask.shape[1] :].tolist()]
+    def result(self, outcome: tuple[Any, StepClock, int]) -> Generation:
+        output, clock, drafted = outcome
+        mask = self.inputs["attention_mask"]
+        token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
         requests = [
             self._timeline(int(length), len(ids), clock)
             for length, ids in zip(mask.sum(dim=1).tolist(), token_ids, strict=True)
@@ -171,7 +160,7 @@ class TransformersJob:
         if self.drafts:
             # Each step makes one token itself; the rest of its tokens were drafted.
             accepted = len(clock.tokens_ns) - clock.steps
-            counted = {"drafted_tokens": outcome.drafted, "accepted_tokens": accepted}
+            counted = {"drafted_tokens": drafted, "accepted_tokens": accepted}
             requests = [msgspec.structs.replace(request, **counted) for request in requests]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
         return Generation(texts=texts, token_ids=token_ids, requests=requests)
@@ -196,17 +185,13 @@ class TransformersJob:
 def load_assistant(
     draft: Speculative, model: Any, passed: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Primitive]]:
-    """Load a model that drafts, in the dtype and on the device of the model.
+    """Load a model that drafts, in the dtype and on the device of the model that checks.
 
-    Returns it and what goes into the record.
-
-    Args:
-        draft: How it drafts.
-        model: The model that checks.
-        passed: Attributes of ``GenerationConfig`` that the test gives.
+    ``passed`` are attributes of ``GenerationConfig`` that the test gives. Returns the model and what goes
+    into the record.
 
     Raises:
-        ModelError: If it cannot be loaded.
+        ModelError: It cannot be loaded.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -223,7 +208,7 @@ def load_adapter(model: Any, directory: str) -> dict[str, Primitive]:
     """Add a LoRA adapter to a model, unmerged. Returns what goes into the record.
 
     Raises:
-        BackendError: If it does not fit the model.
+        BackendError: It does not fit the model.
     """
     try:
         model.load_adapter(directory)

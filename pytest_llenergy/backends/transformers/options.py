@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers; quantisation and compilation."""
+"""Load options of transformers: which combinations work; quantisation and compilation."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
-from pytest_llenergy.backends.engine_options import (
+from pytest_llenergy.backends.models import first_error_line
+from pytest_llenergy.backends.options import (
     DEVICES,
     DRAFT_MODEL,
     PROMPT_LOOKUP,
     SOURCE,
-    CommonOptions,
-    Positive,
-    refuse_options,
+    Speculative,
+    find_step_tokens,
+    select_options,
 )
-from pytest_llenergy.backends.models import first_error_line
 from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import Parallel
@@ -53,94 +55,100 @@ QUANTIZERS = {
 QUANTISES_ACTIVATIONS = ("int8dyn", "8bit")
 
 
-class LoadOptions(CommonOptions, frozen=True, kw_only=True):
-    """How to load a model and how to run it.
+@dataclass(frozen=True)
+class LoadOptions:
+    """The load options of a test.
 
     Attributes:
-        num_blocks: Pages of the cache of continuous batching; None to fit each batch.
-        max_batch_tokens: Tokens per step of continuous batching; None to fit each batch.
+        given: All of them.
+        loading: Those that are passed on to ``from_pretrained``.
+        generation: Those that are passed on to ``GenerationConfig``.
+        speculative: How tokens are drafted; None if they are not.
+        step: Tokens of a step of the prefill; None for whole prompts.
+        mode: Mode of ``torch.compile``; None for none.
+        continuous: Whether requests join and leave a batch as they come and end.
     """
 
-    quantization: Literal["int8wo", "int8dyn", "int8", "8bit", "nf4"] | None = None
-    batching: Literal["static", "continuous"] = "static"
-    num_blocks: Positive | None = None
-    max_batch_tokens: Positive | None = None
+    given: Mapping[str, Any]
+    loading: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    speculative: Speculative | None
+    step: int | None
+    mode: str | None
+    continuous: bool
 
     @classmethod
-    def split(cls, options: Mapping[str, Any]) -> tuple[LoadOptions, dict[str, Any]]:
-        """Return the options of this backend, and those that are passed on to transformers.
+    def parse(cls, options: Mapping[str, Any], generation_names: Collection[str]) -> LoadOptions:
+        """Sort the load options.
 
         Raises:
-            BackendError: If a value has another type, or this backend sets an option itself.
+            BackendError: A value is unknown, or this backend sets an option itself.
         """
-        passed = {name: value for name, value in options.items() if name not in cls.__struct_fields__}
-        refuse_options("transformers", passed, RESERVED)
-        ours = cls.parse("transformers", options)
-        ours.find_step_tokens("transformers")
-        kind = ours.speculative.kind if ours.speculative is not None else DRAFT_MODEL
-        if kind not in (DRAFT_MODEL, PROMPT_LOOKUP):
-            raise BackendError(f"transformers: speculative: {kind} is none of {DRAFT_MODEL}, {PROMPT_LOOKUP}")
-        return ours, passed
+        passed = select_options("transformers", options, SPEC.capabilities.options, RESERVED)
+        choices = {
+            "quantization": (None, *QUANTIZERS),
+            "batching": (None, "static", "continuous"),
+        }
+        for name, known in choices.items():
+            if options.get(name) not in known:
+                listed = ", ".join(known[1:])  # type: ignore[arg-type]
+                raise BackendError(f"transformers: {name} is {options[name]!r}, needs one of {listed}")
+        speculative = Speculative.parse("transformers", options)
+        if speculative is not None and speculative.method not in (DRAFT_MODEL, PROMPT_LOOKUP):
+            raise BackendError(f"transformers: speculative: it has no method {speculative.method}")
+        mode = options.get("compile")
+        return cls(
+            given=options,
+            loading={name: value for name, value in passed.items() if name not in generation_names},
+            generation={name: value for name, value in passed.items() if name in generation_names},
+            speculative=speculative,
+            step=find_step_tokens("transformers", options),
+            mode="reduce-overhead" if mode is True else mode or None,
+            continuous=options.get("batching") == "continuous",
+        )
 
     @property
-    def mode(self) -> str | None:
-        """Mode of ``torch.compile``; None for none."""
-        return "reduce-overhead" if self.compile is True else self.compile or None
-
-    @property
-    def continuous(self) -> bool:
-        """Whether batching is continuous: requests join and leave a batch as they come and end."""
-        return self.batching == "continuous"
+    def quantization(self) -> str | None:
+        """Key of ``QUANTIZERS``."""
+        return self.given.get("quantization")
 
     @property
     def lookup(self) -> dict[str, Primitive]:
-        """What drafts from the prompt, for ``GenerationConfig`` and records; empty if not requested."""
+        """What drafts from the prompt, for ``GenerationConfig`` and records; empty if nothing does."""
         draft = self.speculative
-        if draft is None or draft.kind != PROMPT_LOOKUP:
+        if draft is None or draft.method != PROMPT_LOOKUP:
             return {}
         return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}
 
     def check_degrees(self, degrees: Parallel) -> None:
         """Raise ``BackendError`` for options that do not work on several devices."""
         for kind in ("tensor", "placement"):
-            names = self._given("quantization", "compile", "batching", "speculative", "lora")
-            if getattr(degrees, kind) > 1 and names:
-                degree = f"{kind}={getattr(degrees, kind)}"
-                raise BackendError(f"transformers: {names} and {degree} cannot be combined; leave one out")
+            if (degree := getattr(degrees, kind)) > 1:
+                names = ("quantization", "compile", "batching", "speculative", "lora")
+                self._refuse(f"{kind}={degree}", names)
 
-    def check(self, params: GenerationParams, passed: Collection[str]) -> None:
-        """Raise ``BackendError`` for options and parameters that would be ignored in silence.
-
-        Args:
-            params: Parameters of the call.
-            passed: Options that are attributes of ``GenerationConfig``.
-        """
-        ignored = self._given("num_blocks", "max_batch_tokens")
+    def check(self, params: GenerationParams) -> None:
+        """Raise ``BackendError`` for options and parameters that transformers would ignore in silence."""
         if self.continuous:
-            cache = () if params.cache == "dynamic" else ("cache",)
-            drawn = ("do_sample",) if params.do_sample else ()
-            ignored = self._given(
-                "compile", "speculative", "chunked_prefill", also=(*passed, *params.extras, *cache, *drawn)
-            )
-        if ignored:
-            raise BackendError(
-                f"transformers: batching={self.batching!r} does not honour {ignored}; leave one out"
-            )
-        if self.speculative and (self.chunked_prefill or params.num_beams > 1):
+            also = [*self.generation, *params.extras]
+            also += ["cache"] if params.cache != "dynamic" else []
+            also += ["do_sample"] if params.do_sample else []
+            self._refuse("batching='continuous'", ("compile", "speculative", "chunked_prefill"), also)
+        if self.speculative and (self.step or params.num_beams > 1):
             raise BackendError(
                 "transformers: speculative takes a whole prompt and makes one sequence; leave out "
                 "chunked_prefill and num_beams"
             )
 
-    def check_embedding(self, passed: Collection[str]) -> None:
+    def check_embedding(self) -> None:
         """Raise ``BackendError`` for options of generation, which embedding would ignore."""
-        names = self._given("batching", "compile", "chunked_prefill", "speculative", also=passed)
-        if names:
-            raise BackendError(f"transformers: embed does not honour {names}; leave it out")
+        names = ("batching", "compile", "chunked_prefill", "speculative")
+        self._refuse("embed", names, [*self.generation])
 
-    def _given(self, *names: str, also: Collection[str] = ()) -> str:
-        given = [name for name in names if getattr(self, name) not in (None, False, "static")]
-        return ", ".join([*given, *also])
+    def _refuse(self, what: str, names: Collection[str], also: Collection[str] = ()) -> None:
+        given = [name for name in names if self.given.get(name) not in (None, False, "static")]
+        if found := ", ".join([*given, *also]):
+            raise BackendError(f"transformers: {what} does not work with {found}; leave one out")
 
 
 def compile_config(mode: str) -> Any:
@@ -169,7 +177,7 @@ def compile_job(job: Any) -> None:
     or after a few more not at all, and results would depend on earlier runs.
 
     Raises:
-        BackendError: If nothing was compiled.
+        BackendError: Nothing was compiled.
     """
     import torch
 
@@ -198,7 +206,6 @@ def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> di
     import torch
     import transformers
 
-    compute = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
     if QUANTIZERS[name] == "torchao":
         from torchao import quantization as torchao
 
@@ -209,10 +216,9 @@ def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> di
     elif name == "8bit":
         settings = transformers.BitsAndBytesConfig(load_in_8bit=True)
     else:
+        compute = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
         settings = transformers.BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=compute or torch.float32,
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute or torch.float32
         )
     return {"quantization_config": settings, "device_map": {"": device}}
 
@@ -221,7 +227,7 @@ def describe_quantization(name: str, model: Any) -> dict[str, Primitive]:
     """Return the quantizer and the number of quantised layers.
 
     Raises:
-        BackendError: If there are none.
+        BackendError: There are none.
     """
     package = QUANTIZERS[name]
     module = package.replace("-", ".")

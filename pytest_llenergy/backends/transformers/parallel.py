@@ -20,7 +20,7 @@ def verify_placement(model: Any, n: int) -> dict[str, str]:
     """Return which modules are on which device after loading, for the record.
 
     Raises:
-        BackendError: If the parameters are not all on ``n`` GPUs: accelerate leaves devices out for
+        BackendError: The parameters are not all on ``n`` GPUs: accelerate leaves devices out for
             small models, and moves what does not fit to the CPU or to disk, with a warning at most.
     """
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
@@ -46,13 +46,8 @@ def check_degrees(config: Any, degrees: Parallel, label: str) -> None:
 
     transformers would load it and fail with a shape error in the first forward pass.
 
-    Args:
-        config: Configuration of the model.
-        degrees: The requested degrees.
-        label: Name of the model, for messages.
-
     Raises:
-        BackendError: If it cannot; names heads and KV heads.
+        BackendError: It cannot; names heads and KV heads.
     """
     tensor = degrees.tensor
     if tensor == 1:
@@ -106,7 +101,7 @@ def verify_shards(model: Any, context: RankContext) -> dict[str, int]:
     """Return the number of parameters on this rank and in the whole model, for the record.
 
     Raises:
-        BackendError: If no parameter is sharded, or if one is shared with ranks outside of this replica.
+        BackendError: No parameter is sharded, or one is shared with ranks outside of this replica.
     """
     from torch.distributed.tensor import DTensor
 
@@ -151,19 +146,11 @@ def load_onto_devices(
 ) -> tuple[Any, dict[str, Any]]:
     """Call ``loader.from_pretrained(path, **keywords)`` for the devices of the rank.
 
-    Args:
-        loader: Auto class of transformers.
-        path: Directory or hub id.
-        keywords: Arguments besides the devices.
-        context: Place of the rank.
-        device: Device of the inputs.
-
-    Returns:
-        The model and what goes into the record.
+    Returns the model and what goes into the record.
 
     Raises:
-        BackendError: If the result is not as requested.
-        ValueError: If weights are not in the model's files.
+        BackendError: The result is not as requested.
+        ValueError: Weights are not in the model's files.
     """
     degrees = context.parallel
     if degrees.tensor > 1:

@@ -7,8 +7,8 @@ With tensor or pipeline parallelism vLLM starts its own worker processes. Its sc
 from __future__ import annotations
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.engine_options import COMMON_OPTIONS
-from pytest_llenergy.backends.models import refuse_openvino_ir
+from pytest_llenergy.backends.models import refuse_other_formats
+from pytest_llenergy.backends.options import COMMON_OPTIONS
 
 SPEC = BackendSpec(
     name="vllm",
@@ -30,5 +30,5 @@ SPEC = BackendSpec(
         batching=("continuous",),
         timestamps="token",
     ),
-    refuses=lambda model: refuse_openvino_ir("vllm", model),
+    refuses=lambda model: refuse_other_formats("vllm", model),
 )

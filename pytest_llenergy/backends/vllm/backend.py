@@ -15,14 +15,11 @@ from typing import Any
 from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.batches import check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import PREFIXES_REUSED
-from pytest_llenergy.backends.models import (
-    ModelSource,
-    translate_load_errors,
-)
+from pytest_llenergy.backends.models import ModelSource, translate_load_errors
+from pytest_llenergy.backends.options import PREFIXES_REUSED
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords, parse_options
+from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords
 from pytest_llenergy.errors import BackendError, WorkerPlacementError
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import RequestTimeline
@@ -134,7 +131,6 @@ class VllmBackend:
         parallel = context.parallel
         if on_cpu and parallel.pipeline > 1:
             raise BackendError(f"vllm: pipeline={parallel.pipeline} on the CPU: {NO_PIPELINE_ON_CPU}")
-        common, passed = parse_options(options, on_cpu=on_cpu)
         os.environ.update(ENVIRONMENT)
         if context.scratch is not None:
             # Sockets between vLLM's processes, which it would leave behind when killed.
@@ -159,8 +155,8 @@ class VllmBackend:
                 "pipeline_parallel_size": parallel.pipeline,
                 "disable_log_stats": True,
                 "seed": 0,
-                **node_arguments(context),
-                **engine_keywords(common, passed, on_cpu=on_cpu),
+                **_node_arguments(context),
+                **engine_keywords(options, on_cpu=on_cpu),
             }
             if context.node_rank > 0:
                 config = self._follow(arguments)
@@ -178,13 +174,13 @@ class VllmBackend:
                 BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers
             ]
             _check_devices([device for *_, device in workers], context.devices)
-        self._reuses = bool(common.prefix_cache)
+        self._reuses = bool(options.get("prefix_cache"))
         if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
             raise BackendError(
                 f"vllm: its prefix cache is {'off' if self._reuses else 'on'} although this adapter has "
                 f"switched it {'on' if self._reuses else 'off'}"
             )
-        self._lora = _lora_request(common.lora)
+        self._lora = _lora_request(options.get("lora"))
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -267,7 +263,7 @@ class VllmBackend:
         cleanup_dist_env_and_memory()
 
 
-def node_arguments(context: RankContext) -> dict[str, Any]:
+def _node_arguments(context: RankContext) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs`` for a model on several hosts; none for one host."""
     if context.master is None:
         return {}
@@ -346,4 +342,4 @@ def _lora_request(directory: str | None) -> Any:
         return None
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest(Path(directory).name, 1, directory)
+    return LoRARequest(Path(directory).name, 1, str(directory))

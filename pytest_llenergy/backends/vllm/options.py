@@ -3,21 +3,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.engine_options import (
+from pytest_llenergy.backends.models import resolve_model
+from pytest_llenergy.backends.options import (
     COMMON_OPTIONS,
     DEVICES,
     PROMPT_LOOKUP,
     SOURCE,
-    CommonOptions,
     Speculative,
-    combine_options,
-    refuse_options,
+    select_options,
 )
-from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 
@@ -31,7 +31,14 @@ CPU_ATTENTION = "CPU_ATTN"
 #: Ranks of adapters that vLLM reserves space for (``MaxLoRARanks`` of vllm/config/lora.py).
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
-ARGUMENT = "its values are arguments of generate"
+#: Common options that are an argument of ``vllm.EngineArgs`` under this name.
+SAME = {
+    "dtype": "dtype",
+    "quantization": "quantization",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "attention": "attention_backend",
+    "prefix_cache": "enable_prefix_caching",
+}
 
 #: Fields of ``vllm.EngineArgs`` that this backend sets, with the reason.
 RESERVED: Mapping[str, str] = {
@@ -39,7 +46,10 @@ RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("revision", "code_revision", "tokenizer_revision"), SOURCE),
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "device_ids", "nnodes"), DEVICES),
     **dict.fromkeys(("node_rank", "master_addr", "master_port", "numa_bind_cpus"), DEVICES),
-    **dict.fromkeys(("generation_config", "override_generation_config"), ARGUMENT),
+    **dict.fromkeys(("data_parallel_size", "data_parallel_rank", "data_parallel_backend"), DEVICES),
+    **dict.fromkeys(
+        ("generation_config", "override_generation_config"), "its values are arguments of generate"
+    ),
     **dict.fromkeys(("runner", "convert", "tokens_only"), "this backend generates text"),
     "seed": "a seed is an argument of generate",
     "disable_log_stats": "statistics are off, because they cost time in every step",
@@ -49,37 +59,25 @@ RESERVED: Mapping[str, str] = {
 }
 
 
-def parse_options(options: Mapping[str, Any], *, on_cpu: bool) -> tuple[CommonOptions, dict[str, Any]]:
-    """Check the common options. Returns them, and the options that are passed on.
+def engine_keywords(options: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
+    """Return the keywords of ``vllm.LLM`` for load options.
 
     Raises:
-        BackendError: If a value is invalid, or not possible on a CPU.
+        BackendError: This backend sets one of them, or it is not possible on a CPU.
+        TypeError: A test gives a common option and what it sets.
     """
-    common = CommonOptions.parse("vllm", options)
     if options.get("distributed_executor_backend") == "ray":
         raise BackendError(
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
             "test; leave it out, also for several hosts"
         )
-    if on_cpu and common.attention not in (None, CPU_ATTENTION):
+    if on_cpu and options.get("attention") not in (None, CPU_ATTENTION):
         raise BackendError(
-            f"vllm: attention={common.attention!r} does not run on a CPU; leave it out, or give "
+            f"vllm: attention={options['attention']!r} does not run on a CPU; leave it out, or give "
             f"{CPU_ATTENTION!r}"
         )
-    return common, {name: value for name, value in options.items() if name not in COMMON_OPTIONS}
-
-
-def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
-    """Return the keywords of ``vllm.LLM`` for load options.
-
-    Raises:
-        BackendError: If this backend sets one of them.
-    """
-    for name in passed:
-        if name.startswith("data_parallel_"):
-            raise BackendError(f"vllm: the load option {name} is not available: {DEVICES}")
-    refuse_options("vllm", passed, RESERVED)
-    keywords = combine_options("vllm", _translate(common), passed)
+    passed = select_options("vllm", options, COMMON_OPTIONS, RESERVED)
+    keywords = dict(**_translate(options), **passed)
     if on_cpu and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
         keywords["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
     if {"speculative_config", "spec_method", "spec_model"} & set(keywords):
@@ -87,49 +85,44 @@ def engine_keywords(common: CommonOptions, passed: Mapping[str, Any], *, on_cpu:
     return {"enable_prefix_caching": False, **keywords}
 
 
-def _translate(common: CommonOptions) -> dict[str, dict[str, Any]]:
-    """Return what each common option sets in ``vllm.EngineArgs``."""
-    names = {
-        "dtype": "dtype",
-        "quantization": "quantization",
-        "kv_cache_dtype": "kv_cache_dtype",
-        "attention": "attention_backend",
-        "prefix_cache": "enable_prefix_caching",
-    }
-    values = {name: getattr(common, name) for name in names}
-    found = {name: {names[name]: value} for name, value in values.items() if value is not None}
-    if common.chunked_prefill is not None:
-        found["chunked_prefill"] = {"enable_chunked_prefill": bool(common.chunked_prefill)}
-        if not isinstance(common.chunked_prefill, bool):
-            found["chunked_prefill"]["max_num_batched_tokens"] = common.chunked_prefill
-    if common.speculative is not None:
-        found["speculative"] = {"speculative_config": _speculative_config(common.speculative)}
-    if common.lora is not None:
-        rank = next((each for each in LORA_RANKS if each >= common.lora_rank), LORA_RANKS[-1])
-        found["lora"] = {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
-    if isinstance(common.compile, bool):
-        found["compile"] = {"enforce_eager": not common.compile}
-    elif common.compile is not None:
-        found["compile"] = {"compilation_config": {"mode": common.compile.upper()}}
+def _translate(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of ``vllm.EngineArgs`` that the common options set."""
+    found = {SAME[name]: options[name] for name in SAME if options.get(name) is not None}
+    if (chunk := options.get("chunked_prefill")) is not None:
+        found["enable_chunked_prefill"] = bool(chunk)
+        if not isinstance(chunk, bool):
+            found["max_num_batched_tokens"] = chunk
+    draft = Speculative.parse("vllm", options)
+    if draft is not None:
+        found["speculative_config"] = _speculative_config(draft)
+    if (lora := options.get("lora")) is not None:
+        needed = int(json.loads(Path(lora, "adapter_config.json").read_bytes())["r"])
+        rank = next((each for each in LORA_RANKS if each >= needed), LORA_RANKS[-1])
+        found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    mode = options.get("compile")
+    if isinstance(mode, bool):
+        found["enforce_eager"] = not mode
+    elif mode is not None:
+        found["compilation_config"] = {"mode": mode.upper()}
     return found
 
 
 def _speculative_config(draft: Speculative) -> dict[str, Any]:
     """Return the ``SpeculativeConfig`` of vLLM, which calls prompt lookup ``ngram``."""
     config: dict[str, Any] = {"num_speculative_tokens": draft.num_tokens}
-    if draft.kind == PROMPT_LOOKUP:
+    if draft.method == PROMPT_LOOKUP:
         return {**config, "method": "ngram", "prompt_lookup_max": draft.max_ngram, "prompt_lookup_min": 1}
     if draft.model is not None:
         config["model"] = pretrained_path(resolve_model(draft.model))
-    return {**config, "method": draft.kind}
+    return {**config, "method": draft.method}
 
 
 def effective_settings(config: Any) -> dict[str, Primitive]:
     """Return the settings that decide how vLLM runs, as it resolved them."""
-    cache, scheduler = config.cache_config, config.scheduler_config
+    cache, scheduler, drafting = config.cache_config, config.scheduler_config, config.speculative_config
     # Early releases have one node only, and no such field.
     nodes = int(getattr(config.parallel_config, "nnodes", 1))
-    return {
+    settings: dict[str, Primitive] = {
         "prefix_caching": bool(cache.enable_prefix_caching),
         "engine_core": "in the rank",
         "executor": str(config.parallel_config.distributed_executor_backend),
@@ -146,12 +139,8 @@ def effective_settings(config: Any) -> dict[str, Primitive]:
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
         "chunked_prefill": bool(scheduler.enable_chunked_prefill),
         "async_scheduling": bool(scheduler.async_scheduling),
-        **_drafting(config.speculative_config),
     }
-
-
-def _drafting(config: Any) -> dict[str, Primitive]:
-    """Return how vLLM drafts tokens; empty if it does not."""
-    if config is None:
-        return {}
-    return {"draft_method": str(config.method), "num_speculative_tokens": int(config.num_speculative_tokens)}
+    if drafting is not None:
+        settings["draft_method"] = str(drafting.method)
+        settings["num_speculative_tokens"] = int(drafting.num_speculative_tokens)
+    return settings
