@@ -13,7 +13,6 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,17 +29,16 @@ class ScratchDirectory:
 
     Args:
         parent: Where to create it; by default the system's directory for temporary files.
-        on_stale: Called with each directory that killed processes have left there, before its removal.
 
     Raises:
         OSError: It cannot be created.
     """
 
-    def __init__(self, parent: Path | None = None, on_stale: Callable[[Path], None] | None = None) -> None:
+    def __init__(self, parent: Path | None = None) -> None:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         if parent not in _swept:
             _swept.add(parent)
-            sweep(parent, on_stale)
+            sweep(parent)
         while True:
             self.path: Path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             try:
@@ -70,13 +68,8 @@ class ScratchDirectory:
             self.descriptor = -1
 
 
-def sweep(parent: Path, on_stale: Callable[[Path], None] | None = None) -> None:
-    """Remove the directories that killed processes of this user have left on this host.
-
-    Args:
-        parent: Where they are.
-        on_stale: Called with each before its removal.
-    """
+def sweep(parent: Path) -> None:
+    """Remove the directories that killed processes of this user have left on this host, in ``parent``."""
     with suppress(OSError):
         for path in [Path(entry.path) for entry in os.scandir(parent) if entry.name.startswith(PREFIX)]:
             with suppress(OSError):
@@ -86,8 +79,6 @@ def sweep(parent: Path, on_stale: Callable[[Path], None] | None = None) -> None:
                         continue
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if _is_same(path, descriptor):
-                        if on_stale is not None:
-                            on_stale(path)
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(descriptor)

@@ -28,12 +28,14 @@ from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.hosts.timeouts import DESCRIBE_TIMEOUT_S
 from pytest_llenergy.ranks.plan import HostDevices
 from pytest_llenergy.ranks.pool import RankPool
-from pytest_llenergy.ranks.timeouts import SLOW_LOAD_S
 from pytest_llenergy.record.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
 from pytest_llenergy.record.record import Flag
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
 WAIT_S = 3.0
+
+#: A start that failed after this long or longer is not tried again (seconds).
+SLOW_START_S = 10.0
 
 #: How long an idle gang is kept for the next test (seconds).
 IDLE_S = 5.0
@@ -249,7 +251,7 @@ class GangKeeper:
         try:
             gang = self._cluster.gang(shape, options.lease_timeout, on_wait, avoid)
         except WorkerError as error:
-            if time.monotonic() - begin_s >= SLOW_LOAD_S:
+            if time.monotonic() - begin_s >= SLOW_START_S:
                 self._failed[shape] = str(error)
             raise
         method, logs = options.start_method, options.rank_logs

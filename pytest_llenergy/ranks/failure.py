@@ -47,17 +47,6 @@ class Failure:
         """Whether it only reports that another rank is gone. torch's errors about that are RuntimeErrors."""
         return bool(self.report.get("runtime_error", True) and PEER_LOST.search(str(self.report["message"])))
 
-    @property
-    def host_lost(self) -> str | None:
-        """Why its host cannot be reached any more, if it is that which ended the rank."""
-        lost: str | None = self.report.get("host_lost")
-        return lost
-
-    @property
-    def time_ns(self) -> int:
-        """When it failed, in monotonic nanoseconds."""
-        return int(self.report.get("time_ns", 0))
-
 
 class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
     """pytest's skip, xfail or fail was raised in a rank; the fixtures raise it again in the test.
@@ -74,18 +63,18 @@ class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
 
 def describe_death(host: Host, group: str, pid: int) -> dict[str, Any]:
     """Return the report of the rank with this pid, which ended without an answer."""
-    now_ns = real_time.monotonic_ns()
+    report: dict[str, Any] = {"time_ns": real_time.monotonic_ns()}
     try:
         code = host.exit_code(group, pid)
     except WorkerError as error:
-        return {"time_ns": now_ns, "message": host.lost or str(error), "host_lost": host.lost}
+        return {**report, "message": host.lost or str(error), "host_lost": host.lost}
     message = f"ended with exit code {code} and no result"
     if code is None:
         message = "closed its connection"
     elif code < 0:
         name = signal_name(-code)
         message = f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
-    return {"time_ns": now_ns, "message": message}
+    return {**report, "message": message}
 
 
 def signal_name(number: int) -> str:
@@ -104,35 +93,28 @@ def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, ou
     )
 
 
-def raise_first_cause(
-    failures: Sequence[Failure], world_size: int, outputs: Outputs, silent: Sequence[RankPlan] = ()
-) -> NoReturn:
-    """Raise the error that caused the others, with one line about each other failure at its end.
+def raise_first_cause(failures: Sequence[Failure], world_size: int, outputs: Outputs) -> NoReturn:
+    """Raise the error that caused the others, with one line about these at its end.
 
     A rank in a collective often reports a lost peer before the end of that peer is detected, so such echoes
     come last. Errors precede outcomes of pytest: if one rank skips and another fails, the test has failed.
-    ``silent`` ranks had not answered when the group was ended.
 
     Raises:
         OutcomeInRank: The first cause is a skip, an xfail or the end of the run.
         LLEnergyError: The first cause is an error of this package, whose message suffices.
         WorkerError: The first cause is any other error, or the death of a rank.
     """
-    first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.time_ns))
+    first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.report["time_ns"]))
     report = first.report
     if first.is_outcome:
-        # The silent ones might have failed.
-        working = f" ({_ranks(plan.rank for plan in silent)} still at work, and ended)" if silent else ""
-        raise OutcomeInRank(report["outcome"], f"{report['reason']}{working}", report.get("exit_code"))
-    # One error for all ranks of a lost host.
-    there = [each for each in failures if each is first or (first.host_lost and each.host_lost)]
-    others = _describe_others([each for each in failures if each not in there])
-    if first.host_lost is not None:
-        ranks = _ranks(sorted(each.plan.rank for each in there))
-        message = f"{first.host_lost}; {ranks} of {world_size} ended with it"
-        raise WorkerError(message, others, sections=_sections(outputs))
+        raise OutcomeInRank(report["outcome"], report["reason"], report["exit_code"])
+    if report.get("host_lost") is not None:
+        # One error for all of its ranks.
+        there = [each.plan.rank for each in failures if each.report.get("host_lost")]
+        message = f"{report['host_lost']}; {_ranks(there)} of {world_size} ended with it"
+        raise WorkerError(message, sections=_sections(outputs))
     where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
-    own_class = getattr(errors, report["error_class"], None) if report.get("error_class") else None
+    own_class = getattr(errors, report.get("error_class") or "", None)
     if own_class is not None and not issubclass(own_class, WorkerError):
         if world_size == 1:
             where = "" if first.plan.host == LOCALHOST else first.plan.host
@@ -142,8 +124,10 @@ def raise_first_cause(
         raise error
     # The output of the failed rank comes first.
     ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
-    details = "\n\n".join(filter(None, (str(report.get("traceback", "")).rstrip(), others)))
-    raise WorkerError(f"{where}: {report['message']}", details, sections=_sections(ordered))
+    parts = report.get("traceback", "").rstrip(), _describe([each for each in failures if each is not first])
+    raise WorkerError(
+        f"{where}: {report['message']}", "\n\n".join(filter(None, parts)), sections=_sections(ordered)
+    )
 
 
 def _name_rank(plan: RankPlan, world_size: int) -> str:
@@ -153,19 +137,20 @@ def _name_rank(plan: RankPlan, world_size: int) -> str:
 
 
 def _ranks(numbers: Iterable[int]) -> str:
-    names = [str(each) for each in numbers]
+    names = [str(each) for each in sorted(numbers)]
     return f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names)}"
 
 
-def _describe_others(failures: Sequence[Failure]) -> str:
-    """Return one line about further failures. Ranks that only lost a peer share one message."""
-    alike: dict[str, tuple[str, list[int]]] = {}
-    for each in sorted(failures, key=lambda failure: failure.time_ns):
-        line = (str(each.report["message"]).splitlines() or [""])[0]
-        alike.setdefault("a lost peer" if each.is_echo else line, (line, []))[1].append(each.plan.rank)
+def _describe(failures: Iterable[Failure]) -> str:
+    """Return one line about further failures, without those that only report a lost peer."""
+    alike: dict[str, list[int]] = {}
+    for each in failures:
+        if not each.is_echo:
+            first_line = str(each.report["message"]).partition("\n")[0]
+            alike.setdefault(first_line, []).append(each.plan.rank)
     return "; ".join(
         f"{_ranks(numbers)}: {textwrap.shorten(line, OTHERS_CHARACTERS, placeholder=' …')}"
-        for line, numbers in alike.values()
+        for line, numbers in alike.items()
     )
 
 

@@ -9,7 +9,6 @@ import os
 import pickle
 import posix
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -37,7 +36,7 @@ from pytest_llenergy.record.timeline import RankTimeline, convert_times
 
 Result = TypeVar("Result")
 
-#: Makes the names of groups unique in this process, whatever supervisor they have.
+#: Makes the names of groups unique in this process.
 _numbers = itertools.count()
 
 
@@ -60,20 +59,13 @@ class RankGroup:
         plan: What to start.
         hosts: Each host of the plan, by its name.
         descriptors: Open files of the device lease, which lasts until no process of the ranks is left.
-        environment: What ranks inherit; by default pytest's environment.
 
     Raises:
         WorkerError: A rank does not start.
         WorkerPlacementError: The started ranks differ from the plan.
     """
 
-    def __init__(
-        self,
-        plan: ProcessPlan,
-        hosts: Mapping[str, Host],
-        descriptors: Sequence[int] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, plan: ProcessPlan, hosts: Mapping[str, Host], descriptors: Sequence[int] = ()) -> None:
         if os.open is not posix.open:
             raise WorkerError(
                 "ranks need real files, and functions of os are replaced, as by pyfakefs: replace them only "
@@ -83,20 +75,18 @@ class RankGroup:
         self.alive: bool = True
         #: Called with what a function in a rank sends before it returns; see ``RankServer``.
         self.on_message: Callable[[Any], object] = lambda _: None
-        self._busy = threading.Lock()
         self._name = f"{os.getpid()}-{next(_numbers)}"
         self._hosts = {name: hosts[name] for name in plan.hosts}
         self._ranks: list[_Rank] = []
         start = real_time.monotonic()
         try:
-            try:
-                self._start(descriptors, inherited_environment() if environment is None else environment)
-            except OSError as error:
-                raise WorkerError(f"the ranks cannot be started: {error}") from error
+            self._start(descriptors)
             facts = self._collect_answers(timeouts.START_TIMEOUT_S)
             self.ranks: tuple[RankInfo, ...] = check_placement(plan, facts)
-        except BaseException:
+        except BaseException as error:
             self.kill()
+            if isinstance(error, OSError):
+                raise WorkerError(f"the ranks cannot be started: {error}") from error
             raise
         self.start_s: float = real_time.monotonic() - start
 
@@ -107,15 +97,12 @@ class RankGroup:
 
     @property
     def has_dead_rank(self) -> bool:
-        """Whether a rank ended while idle: living ones only answer."""
-        if not self.alive or self._busy.locked():
-            return False
-        if any(host.lost is not None for host in self._hosts.values()):
-            return True
-        return bool(wait([rank.connection for rank in self._ranks], 0))
+        """Whether a rank ended while all were idle: living ones only answer."""
+        lost = any(host.lost is not None for host in self._hosts.values())
+        return lost or bool(wait([rank.connection for rank in self._ranks], 0))
 
     def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        """Send one request to each rank and wait for all answers.
+        """Send one request to each rank and return the answers in rank order.
 
         One thread requests at a time; ``kill`` may come from another.
 
@@ -124,17 +111,12 @@ class RankGroup:
             payloads: One for each rank. Ranks may share one, which is then encoded once.
             timeout_s: Time limit for all answers.
 
-        Returns:
-            The answers in rank order.
-
         Raises:
             OutcomeInRank: A rank raised an outcome of pytest. The group has been killed.
             LLEnergyError: A rank failed, or did not answer in time. The group has been killed.
         """
         if not self.alive:
             raise WorkerError("these ranks have been ended; the next call of the fixture starts others")
-        if not self._busy.acquire(blocking=False):
-            raise WorkerError("these ranks are busy in another thread")
         try:
             self._send(verb, payloads)
             return self._collect_answers(timeout_s)
@@ -144,8 +126,6 @@ class RankGroup:
             if killed_meanwhile and isinstance(error, Exception):
                 raise WorkerError("the ranks were ended while they worked: their test is over") from None
             raise
-        finally:
-            self._busy.release()
 
     def request_all(self, verb: str, payload: Any = None, timeout_s: float | None = None) -> list[Any]:
         """Send the same request to every rank; see ``request``."""
@@ -185,28 +165,28 @@ class RankGroup:
                 "devices stay leased until they end"
             )
 
-    def _start(self, descriptors: Sequence[int], environment: Mapping[str, str]) -> None:
-        python = self.plan.python
-        environment = activated_environment(environment, python)
-        by_host = {name: [each for each in self.plan.ranks if each.host == name] for name in self._hosts}
+    def _start(self, descriptors: Sequence[int]) -> None:
+        plan = self.plan
+        environment = activated_environment(inherited_environment(), plan.python)
+        by_host = {name: [each for each in plan.ranks if each.host == name] for name in self._hosts}
 
         def prepare(name: str) -> None:
             # Before any rank is started, since one supervisor serves all ranks of a host.
             variables = {**environment, **by_host[name][0].environment()}
-            self._hosts[name].prepare(self._name, variables, self.plan.preload, timeouts.START_TIMEOUT_S)
+            self._hosts[name].prepare(self._name, variables, plan.preload, timeouts.START_TIMEOUT_S)
 
         _at_once(prepare, list(by_host))
-        first = self._hosts[self.plan.ranks[0].host]
-        rendezvous, meeting = first.meet(self._name, self.plan, self._hosts, environment)
+        first = self._hosts[plan.ranks[0].host]
+        rendezvous, meeting = first.meet(self._name, plan, self._hosts, environment)
         common = {
-            "sys_path": None if python else [path for path in sys.path if isinstance(path, str)],
-            "launch": self.plan.launch,
-            "framework": self.plan.framework,
-            "process_group": self.plan.process_group,
+            "sys_path": None if plan.python else [path for path in sys.path if isinstance(path, str)],
+            "launch": plan.launch,
+            "framework": plan.framework,
+            "process_group": plan.process_group,
             "rendezvous": rendezvous,
-            "nodes": self.plan.nodes,
-            "parallel": msgspec.to_builtins(self.plan.parallel),
-            "divided": self.plan.divided,
+            "nodes": plan.nodes,
+            "parallel": msgspec.to_builtins(plan.parallel),
+            "divided": plan.divided,
         }
 
         def start(name: str) -> list[_Rank]:
@@ -215,8 +195,7 @@ class RankGroup:
                 own = {**each.environment(), **meeting[name]}
                 boot = {**common, **vars(each), "environment": own}
                 variables = {**environment, **own}
-                started = host.start(self._name, each.rank, variables, boot, descriptors, python)
-                # A rank that stops within a message must not block this process.
+                started = host.start(self._name, each.rank, variables, boot, descriptors, plan.python)
                 set_time_limit(started.connection, timeouts.PARTIAL_MESSAGE_TIMEOUT_S)
                 ranks.append(_Rank(each, host, **vars(started)))
             return ranks
@@ -251,11 +230,11 @@ class RankGroup:
         #: Those that have answered send nothing more, but may end before the others have.
         watched = {rank.connection: rank for rank in self._ranks}
         deadline = math.inf if timeout_s is None else real_time.monotonic() + timeout_s
-        while silent := [rank for rank in watched.values() if rank.plan.rank not in answers]:
+        while silent := [rank.plan for rank in watched.values() if rank.plan.rank not in answers]:
             readable = wait(list(watched), max(0.0, deadline - real_time.monotonic()))
             if not readable:
                 break
-            for rank in [rank for connection, rank in watched.items() if connection in readable]:
+            for rank in [watched[each] for each in readable]:
                 try:
                     state, value = rank.connection.recv()
                 except Exception:
@@ -278,10 +257,9 @@ class RankGroup:
             self._on_hosts(lambda host: host.write_stacks(self._name))
         if silent or failures:
             outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
-            plans = [rank.plan for rank in silent]
             if failures:
-                failure.raise_first_cause(failures, len(self._ranks), outputs, plans)
-            failure.raise_hang(plans, len(self._ranks), timeout_s or 0.0, outputs)
+                failure.raise_first_cause(failures, len(self._ranks), outputs)
+            failure.raise_hang(silent, len(self._ranks), timeout_s or 0.0, outputs)
         return [answers[rank.plan.rank] for rank in self._ranks]
 
 

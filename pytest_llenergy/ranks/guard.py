@@ -39,10 +39,7 @@ class Signals:
             signal.signal(number, lambda *_: None)
 
     def wait(self, others: Iterable[int] = (), timeout_s: float | None = None) -> tuple[set[int], int | None]:
-        """Wait for a signal or a readable descriptor.
-
-        Returns the readable descriptors, and a signal that has asked this process to end.
-        """
+        """Return the descriptors that became readable, and a signal that has asked this process to end."""
         poll = select.poll()
         for each in (self._ends[0], *others):
             poll.register(each, select.POLLIN)
@@ -86,11 +83,10 @@ def _guard(parent_pid: int, directory: str, child: int) -> NoReturn:
             os.kill(child, signal.SIGTERM)
         elif deadline_s is not None and time.monotonic() > deadline_s:
             # The child is stopped or hangs.
-            proctree.kill_tree({child, *proctree.children()}, but_restorers=True)
+            proctree.kill_tree({child, *proctree.children()})
         ending = signals.wait(timeout_s=timeouts.ORPHAN_POLL_S)[1]
-    restored_s = time.monotonic() + timeouts.RESTORE_TIMEOUT_S
     # Whoever waits for this process, such as Slurm, would kill what outlives it.
-    proctree.kill_children(lambda: time.monotonic() < restored_s)
+    proctree.kill_children()
     if os.getppid() != parent_pid:
         shutil.rmtree(directory, ignore_errors=True)
     # As a shell does: by what number the child was ended.

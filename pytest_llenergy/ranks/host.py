@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of a host that ranks can run on; ``local`` implements it for the host of pytest itself."""
+"""What ranks need of a host; ``local`` provides it for the host of pytest itself, ``hosts`` for others."""
 
 from __future__ import annotations
 
@@ -72,15 +72,10 @@ class Host(Protocol):
         descriptors: Sequence[int] = (),
         python: str | None = None,
     ) -> StartedRank:
-        """Start a rank of a prepared group in exactly this environment.
+        """Start a rank of a prepared group in exactly this environment, perhaps in another interpreter.
 
-        Args:
-            group: The group.
-            rank: Its number.
-            environment: All of its environment variables.
-            boot: Its first message (see ``rank.main``), to which the host adds what differs between hosts.
-            descriptors: Open files of the device lease, which lasts until no process of the group is left.
-            python: An interpreter other than pytest's; nothing may be preloaded for such a group.
+        ``boot`` is its first message (see ``rank.main``), to which the host adds what differs between hosts.
+        The lease whose ``descriptors`` it gets lasts until no process of the group is left.
         """
 
     def exit_code(self, group: str, pid: int) -> int | None:
@@ -91,6 +86,3 @@ class Host(Protocol):
 
     def kill(self, group: str) -> list[int]:
         """Kill a group and all its descendants. Returns the pids that are stuck in the kernel."""
-
-    def close(self) -> None:
-        """Kill all groups and free all resources."""

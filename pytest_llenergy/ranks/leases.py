@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from pytest_llenergy import real_time
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease, LockRequest
 from pytest_llenergy.devices.lockdir import LockDirectory, open_lock_directory
 from pytest_llenergy.devices.locks import Held, acquire, ignore_message
@@ -38,11 +39,12 @@ class LeaseKeeper:
         self._pool = pool
         self._own = [own] if own is not None else []
         self._where = where
+        #: Of the running test, and of ranks that wait for the next one.
         self._current: list[Held] = []
-        self._kept: Held | None = None
+        self._idle: list[Held] = []
         # Held while ranks are stopped, so that no test gets them meanwhile.
         self._lock = threading.Lock()
-        self._stop = threading.Event()
+        self._watching = False
 
     def is_intact(self) -> bool:
         """Return whether the running test's lock files exist; without them others may lease its devices."""
@@ -77,7 +79,7 @@ class LeaseKeeper:
                 request, always=tuple(each for each in request.always if each not in held.locks)
             )
         with self._lock:
-            chosen = self._choose_kept(request)
+            chosen = self._choose_idle(request)
         if chosen is not None:
             # The GPUs are here, and the CPU comes last for everybody.
             request = LockRequest(tuple(lock for lock in request.always if lock.device == CPU))
@@ -85,7 +87,7 @@ class LeaseKeeper:
             found = acquire(request, wait_s, test, self._where, on_wait)
         except BaseException:
             with self._lock:
-                self._release_current()
+                self._release(self._current)
             raise
         for held in self._current:
             held.assign_to(test)
@@ -103,79 +105,61 @@ class LeaseKeeper:
             finally:
                 # Even after an interrupt, since nothing else would release the devices.
                 self._pool.descriptors = ()
-                for held in self._current:
+                for held in list(self._current):
                     gpus = {lock for lock in held.locks if lock.device != CPU}
-                    if gpus and self._kept is None and self._has_ranks(held) and not _is_wanted(held):
-                        self._keep(held, gpus)
-                        continue
-                    self._close_and_release(held)
-                self._current.clear()
-                if self._kept is not None and not self._has_ranks(self._kept):
-                    self._release_kept()
+                    if gpus and self._may_keep(held):
+                        held.keep_only(gpus)
+                        held.mark_idle()
+                        self._idle.append(held)
+                        self._current.remove(held)
+                self._release(self._current)
+                if self._idle and not self._watching:
+                    self._watching = True
+                    threading.Thread(target=self._watch, daemon=True).start()
 
     def close(self) -> None:
         """Stop all ranks, then release everything."""
         with self._lock:
             self._pool.close()
-            self._release_kept()
-            self._release_current()
+            self._release(self._idle)
+            self._release(self._current)
 
-    def _choose_kept(self, request: LockRequest) -> tuple[int, ...] | None:
+    def _choose_idle(self, request: LockRequest) -> tuple[int, ...] | None:
         """Choose from the devices of warm ranks, or stop these ranks and release their devices."""
-        kept = self._kept
         gpus = replace(request, always=tuple(lock for lock in request.always if lock.device != CPU))
-        if kept is None or not gpus.all_locks:
+        if not gpus.all_locks:
             return None
-        chosen = gpus.select(set(kept.locks).issuperset)
-        wanted = {*gpus.always, *(lock for index in chosen or () for lock in gpus.choices[index])}
+        here = {lock for held in self._idle for lock in held.locks}
+        chosen = gpus.select(here.issuperset)
         # A process that already queues for the devices comes before this test.
-        if chosen is None or wanted != set(kept.locks) or _is_wanted(kept):
-            self._release_kept()
+        if chosen is None or set(gpus.locks_of(chosen)) != here or not all(map(self._may_keep, self._idle)):
+            self._release(self._idle)
             return None
-        self._stop.set()
-        self._kept = None
-        self._current.append(kept)
+        self._current += self._idle
+        self._idle = []
         return chosen
 
-    def _keep(self, held: Held, gpus: set[DeviceLock]) -> None:
-        held.keep_only(gpus)
-        held.mark_idle()
-        self._kept = held
-        self._stop = threading.Event()
-        threading.Thread(target=self._watch, args=(held, self._stop), daemon=True).start()
+    def _may_keep(self, held: Held) -> bool:
+        """Return whether ranks occupy these devices, and no other process queues for them."""
+        occupied = not self._pool.devices.isdisjoint(lock.device for lock in held.locks)
+        # On an error others merely wait longer. If the directory is gone, the next test reports it.
+        with suppress(OSError):
+            return occupied and not held.is_wanted()
+        return occupied
 
-    def _watch(self, held: Held, stop: threading.Event) -> None:
-        """Release an idle lease as soon as another process wants it; runs in a thread."""
-        while not stop.wait(timeouts.QUEUE_POLL_S):
+    def _watch(self) -> None:
+        """Release idle leases as soon as another process wants them; runs in a thread while there are any."""
+        watching = True
+        while watching:
+            real_time.sleep(timeouts.QUEUE_POLL_S)
             with self._lock:
-                if stop.is_set():
-                    return
-                if not self._has_ranks(held) or _is_wanted(held):
-                    self._release_kept()
-                    return
+                if not all(map(self._may_keep, self._idle)):
+                    self._release(self._idle)
+                watching = self._watching = bool(self._idle)
 
-    def _release_kept(self) -> None:
-        self._stop.set()
-        if self._kept is not None:
-            self._close_and_release(self._kept)
-            self._kept = None
-
-    def _release_current(self) -> None:
-        for held in self._current:
-            self._close_and_release(held)
-        self._current.clear()
-
-    def _close_and_release(self, held: Held) -> None:
-        # Ranks on the CPU outlive their lease.
-        self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
-        held.release()
-
-    def _has_ranks(self, held: Held) -> bool:
-        return not self._pool.devices.isdisjoint(lock.device for lock in held.locks)
-
-
-def _is_wanted(held: Held) -> bool:
-    # On an error others merely wait longer. If the directory is gone, the next test reports it.
-    with suppress(OSError):
-        return held.is_wanted()
-    return False
+    def _release(self, leases: list[Held]) -> None:
+        for held in leases:
+            # Ranks on the CPU outlive their lease.
+            self._pool.close_on({lock.device for lock in held.locks if lock.device != CPU})
+            held.release()
+        leases.clear()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import _socket
+import operator
 import os
 import shutil
 import signal
@@ -13,24 +14,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_llenergy import real_time
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import proctree, timeouts, transport
-from pytest_llenergy.ranks.failure import signal_name
 from pytest_llenergy.ranks.guard import PACKAGE_PARENT
 from pytest_llenergy.ranks.host import StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import PER_RANK_VARIABLES, ProcessPlan
 from pytest_llenergy.scratch import ScratchDirectory
-
-#: What the forks of one supervisor share: modules, environment and search path. ``None`` without forks.
-ForkKey = tuple[tuple[str, ...], dict[str, str], tuple[str, ...]] | None
-
-#: How many supervisors stay: each has imported torch, and tests with one rank and with several, whose
-#: numbers of threads differ, alternate.
-MAX_SUPERVISORS = 3
 
 #: How much of a rank's output an error shows; enough for the stacks of its threads.
 TAIL_LINES, TAIL_BYTES = 120, 16384
@@ -45,22 +39,16 @@ main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
 
 
 class LogFile:
-    """The log of a rank on this host; a ``RankLog``. A log that is ``kept`` is not truncated."""
+    """The log of a rank on this host; a ``RankLog``."""
 
-    def __init__(self, path: Path, *, kept: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path: Path = path
-        self._kept = kept
         #: Where the output of the current request begins (bytes).
         self._start = 0
 
     def mark(self) -> None:
         """See ``RankLog``."""
         self._start = self.size()
-        if self._start and not self._kept:
-            # Otherwise the output of all tests that share these ranks would accumulate.
-            with suppress(FileNotFoundError):
-                os.truncate(self.path, 0)
-            self._start = 0
 
     def tail(self) -> list[str]:
         """See ``RankLog``."""
@@ -76,9 +64,10 @@ class LogFile:
         return 0
 
 
-def end_leftovers(directory: Path) -> None:
-    """End the processes that have lost the supervisor with this directory, and its guard."""
-    proctree.kill_tree(proctree.find_by_variable(transport.SUPERVISOR_VARIABLE, str(directory)))
+def interpreter_command() -> list[str]:
+    """Return the command of a fresh interpreter with the flags of this one."""
+    # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
 
 
 class SupervisorClient:
@@ -90,22 +79,20 @@ class SupervisorClient:
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
         # One thread may kill ranks while another one waits for them.
         self._lock = threading.Lock()
-        self.preloads: bool = bool(preload)
-        self._silent = self._broken = False
-        self._scratch = ScratchDirectory(on_stale=end_leftovers)
+        #: Whether an answer is missing, which would be mistaken for that to the next request.
+        self._broken = False
+        self._scratch = ScratchDirectory()
         self.directory: Path = self._scratch.path
         self._log = self.directory / "supervisor.log"
         self._connection, theirs = transport.connection_pair()
-        # Private and therefore untyped; multiprocessing passes the same to its own spawned processes.
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         lock = self._scratch.descriptor
         arguments = [str(theirs.fileno()), str(os.getpid()), str(self.directory), str(lock)]
         try:
             with theirs, self._log.open("wb") as log:
-                # In a separate session: Ctrl-C at the terminal must reach only pytest, which then stops its
+                # In a session of its own: Ctrl-C at the terminal must reach only pytest, which then stops its
                 # ranks.
                 self._popen = subprocess.Popen(
-                    [sys.executable, *flags, "-c", PROGRAM, PACKAGE_PARENT, *arguments],
+                    [*interpreter_command(), "-c", PROGRAM, PACKAGE_PARENT, *arguments],
                     pass_fds=[theirs.fileno(), lock],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -113,26 +100,20 @@ class SupervisorClient:
                     env={**environment, transport.SUPERVISOR_VARIABLE: str(self.directory)},
                     start_new_session=True,
                 )
-        except BaseException as error:
+        except BaseException:
             # Also on Ctrl-C: nothing else removes the directory.
             self._connection.close()
             self._scratch.remove()
-            if isinstance(error, OSError):
-                raise WorkerError(f"the supervisor of the ranks cannot be started: {error}") from error
             raise
+        #: The pid of the guard until the supervisor has answered.
+        self.pid: int = self._popen.pid
+        sys_path = [path for path in sys.path if isinstance(path, str)]
         try:
-            #: The pid of the guard until the supervisor has answered.
-            self.pid: int = self._popen.pid
-            sys_path = [path for path in sys.path if isinstance(path, str)]
-            boot = {"preload": list(preload), "sys_path": sys_path, "flags": flags}
-            self.pid = int(self._request(boot, (), timeout_s))
-        except BaseException as error:
+            self.pid = int(self._request({"preload": list(preload), "sys_path": sys_path}, (), timeout_s))
+        except BaseException:
             # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
-            silent = self._silent
-            self._silent = silent or not isinstance(error, WorkerError)
+            self._broken = True
             self.close()
-            if isinstance(error, WorkerError) and silent and preload:
-                error.args = (f"{error.args[0]}: it imports {', '.join(preload)}",)
             raise
 
     def request(self, verb: str, descriptors: Sequence[int] = (), **arguments: Any) -> Any:
@@ -149,26 +130,22 @@ class SupervisorClient:
         """Let the supervisor kill its ranks and end; if it does not, kill it and the ranks."""
         self._connection.close()
         try:
-            # Do not wait for a supervisor that is still importing, or that has failed to answer before.
-            self._popen.wait(0.0 if self._silent else timeouts.SUPERVISOR_STOP_TIMEOUT_S)
+            self._popen.wait(0.0 if self._broken else timeouts.SUPERVISOR_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             proctree.kill_tree({self._popen.pid})
             self._popen.wait()
-        if self._popen.returncode != 0:
-            end_leftovers(self.directory)
         self._scratch.remove()
 
     def _request(self, message: Any, descriptors: Sequence[int], timeout_s: float) -> Any:
         try:
             transport.send_with_files(self._connection, message, descriptors)
             if not transport.wait([self._connection], timeout_s):
-                self._silent = True
                 why = f"did not answer within {timeout_s:.3g} s"
                 raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}")
             state, answer = self._connection.recv()
         except BaseException as error:
-            # After Ctrl-C, for example, the late answer would be mistaken for that to the next request.
             self._broken = True
+            # A TimeoutError is of an alarm that the test has set.
             if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):
                 raise WorkerError(self._explain_end()) from None
             raise
@@ -177,32 +154,37 @@ class SupervisorClient:
         return answer
 
     def _explain_end(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeouts.GUARD_EXIT_TIMEOUT_S)
-        last = [f": {line}" for line in LogFile(self._log, kept=True).tail()[-1:]]
-        code = self._popen.returncode
-        how = "has ended" if code is None else f"ended with exit code {code}"
-        if code is not None and (code < 0 or code > 128):
-            # The guard tells by its exit code what has ended the supervisor.
-            how = f"was ended by {signal_name(-code if code < 0 else code - 128)}"
-        return f"the supervisor of the ranks (pid {self.pid}) {how}{''.join(last)}; its ranks ended with it"
+        last = "".join(f": {line}" for line in LogFile(self._log).tail()[-1:])
+        return f"the supervisor of the ranks (pid {self.pid}) has ended{last}; its ranks ended with it"
+
+
+@dataclass
+class _Group:
+    """A prepared group: whether its ranks are forks, the directory of their logs, and these logs."""
+
+    forks: bool
+    log_directory: Path
+    logs: list[LogFile] = field(default_factory=list)
 
 
 class LocalHost:
     """The ``Host`` that pytest itself runs on; see there.
 
+    One supervisor serves all groups. Ranks that are forks share its modules, environment and search path, so
+    a group that needs others gets a new supervisor.
+
     Args:
-        start_method: With ``forkserver`` a supervisor imports what ranks share, and they are forks of it.
+        start_method: With ``forkserver`` the supervisor imports what ranks share, and they are forks of it.
         logs: Directory that keeps the output of the ranks; without one it is removed with the ranks.
     """
 
     def __init__(self, start_method: StartMethod, logs: Path | None = None) -> None:
         self._start_method = start_method
         self._logs = logs
-        #: The most recently used supervisor is last.
-        self._supervisors: list[tuple[ForkKey, SupervisorClient]] = []
-        self._supervisor_of: dict[str, SupervisorClient] = {}
-        self._logs_of: dict[str, list[LogFile]] = {}
+        self._supervisor: SupervisorClient | None = None
+        #: What forks of the supervisor share.
+        self._shared: object = None
+        self._groups: dict[str, _Group] = {}
 
     @property
     def lost(self) -> None:
@@ -216,21 +198,22 @@ class LocalHost:
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
-        """Start or choose the supervisor for a group.
-
-        Libraries read environment variables on import, so a fork needs a supervisor with the same variables.
-        """
-        names = tuple(preload) if self._start_method == "forkserver" else ()
-        shared = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
-        key: ForkKey = (names, shared, tuple(sys.path)) if names else None
-        self._close([each for each in self._supervisors if not each[1].alive])
-        matches = [each for each in self._supervisors if each[0] == key]
-        if not matches:
-            idle = [each for each in self._supervisors if each[1] not in self._supervisor_of.values()]
-            self._close(idle[: max(0, len(self._supervisors) + 1 - MAX_SUPERVISORS)])
-            matches = [(key, SupervisorClient(names, shared, timeout_s))]
-        self._supervisors = [*(each for each in self._supervisors if each not in matches), *matches]
-        self._supervisor_of[group] = matches[0][1]
+        """See ``Host``."""
+        forks = bool(preload) and self._start_method == "forkserver"
+        # Libraries read environment variables on import.
+        variables = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
+        shared = (list(preload), variables, list(sys.path)) if forks else self._shared
+        if self._supervisor is None or not self._supervisor.alive or shared != self._shared:
+            self.close()
+            self._supervisor = SupervisorClient(preload if forks else (), variables, timeout_s)
+            self._shared = shared if forks else None
+        where = self._supervisor.directory / group
+        where.mkdir()
+        if self._logs is not None:
+            # In a container each run of pytest may have the same pid.
+            where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
+            where.mkdir(parents=True)
+        self._groups[group] = _Group(forks, where)
 
     def meet(
         self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
@@ -249,14 +232,8 @@ class LocalHost:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
         # A file: no name to resolve, no port that others could take.
-        url = f"file://{self.directory(group)}/rendezvous"
+        url = f"file://{self._running().directory / group}/rendezvous"
         return url, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-    def directory(self, group: str) -> Path:
-        """Return a private directory for a group, which its supervisor removes if pytest cannot."""
-        directory = self._supervisor_of[group].directory / group
-        directory.mkdir(exist_ok=True)
-        return directory
 
     def start(
         self,
@@ -268,73 +245,69 @@ class LocalHost:
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
-        supervisor, directory = self._supervisor_of[group], self.directory(group)
-        logs = self._logs_of.setdefault(group, [])
-        where = logs[0].path.parent if logs else directory
-        if self._logs is not None and not logs:
-            # In a container each run of pytest may have the same pid.
-            where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
-        where.mkdir(parents=True, exist_ok=True)
-        log = LogFile(where / f"rank{rank}.log", kept=self._logs is not None)
+        supervisor, prepared = self._running(), self._groups[group]
+        log = LogFile(prepared.log_directory / f"rank{rank}.log")
+        # Another interpreter may not accept the flags of pytest's.
+        command = None if prepared.forks else [python] if python else interpreter_command()
+        marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
         ours, theirs = transport.connection_pair()
-        # Opened for appending, so that it can be truncated while the rank writes.
         with theirs, log.path.open("ab") as file:
             here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
             try:
                 passed = [theirs.fileno(), file.fileno(), here, *descriptors]
-                marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
-                pid = int(supervisor.request("start", passed, group=group, environment=marked, python=python))
+                request = {"group": group, "environment": marked, "command": command}
+                pid = int(supervisor.request("start", passed, **request))
             except BaseException:
                 ours.close()
                 raise
             finally:
                 os.close(here)
-        logs.append(log)
+        prepared.logs.append(log)
         # If the rank is gone, the next request reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            ours.send({**boot, "directory": str(directory)})
-        return StartedRank(pid, supervisor.preloads, ours, log)
+            ours.send({**boot, "directory": str(supervisor.directory / group)})
+        return StartedRank(pid, prepared.forks, ours, log)
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
         limit_s = timeouts.EXIT_CODE_TIMEOUT_S
-        code: int | None = self._supervisor_of[group].request("exit_code", pid=pid, limit_s=limit_s)
+        code: int | None = self._running().request("exit_code", pid=pid, limit_s=limit_s)
         return code
 
     def write_stacks(self, group: str) -> None:
-        """See ``Host``. Waits until all have written something and their logs rest."""
-        logs = self._logs_of.get(group, [])
+        """See ``Host``. Waits until all logs have grown, and then rest."""
+        logs = self._groups[group].logs
         starts = sizes = [log.size() for log in logs]
-        with suppress(WorkerError):
-            # faulthandler acts on it, also while one thread holds the interpreter's lock (see ``rank``).
-            self._supervisor_of[group].request("signal", group=group, number=int(signal.SIGUSR2))
+        # faulthandler acts on it, also while one thread holds the interpreter's lock (see ``rank``).
+        self._running().request("signal", group=group, number=int(signal.SIGUSR2))
         for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
             real_time.sleep(timeouts.STACKS_POLL_S)
             before, sizes = sizes, [log.size() for log in logs]
-            if sizes == before and all(size > start for size, start in zip(sizes, starts, strict=True)):
+            if sizes == before and all(map(operator.gt, sizes, starts)):
                 return
 
     def kill(self, group: str) -> list[int]:
         """See ``Host``."""
-        self._logs_of.pop(group, None)
-        supervisor = self._supervisor_of.get(group)
-        if supervisor is None:
+        supervisor = self._supervisor
+        if self._groups.pop(group, None) is None or supervisor is None:
             return []
         stuck: list[int] = []
         if supervisor.alive:
             with suppress(WorkerError):
                 stuck = supervisor.request("kill", group=group)
-        if not supervisor.alive:
-            supervisor.close()
         shutil.rmtree(supervisor.directory / group, ignore_errors=True)
-        del self._supervisor_of[group]
+        if not supervisor.alive:
+            self.close()
         return stuck
 
     def close(self) -> None:
         """See ``Host``."""
-        self._close(self._supervisors)
+        supervisor, self._supervisor = self._supervisor, None
+        self._shared = None
+        if supervisor is not None:
+            supervisor.close()
 
-    def _close(self, supervisors: Sequence[tuple[ForkKey, SupervisorClient]]) -> None:
-        for each in list(supervisors):
-            self._supervisors.remove(each)
-            each[1].close()
+    def _running(self) -> SupervisorClient:
+        if self._supervisor is None:
+            raise WorkerError("the supervisor of the ranks has ended, and they with it")
+        return self._supervisor

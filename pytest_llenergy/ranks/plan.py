@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process plan: how many ranks, and the devices, cores and environment of each; checks of started ranks.
 
-``plan_processes`` makes the plan; all other code only reads it.
+``plan_on_hosts`` makes the plan; all other code only reads it.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,21 +24,18 @@ from pytest_llenergy.record.record import Coordinates, Parallel, RankInfo
 #: Variables from which libraries take their number of threads on import.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
-#: The network interface between ranks of one host; resolving names for others could only fail.
+#: The network interface between ranks of one host, and the variables that name it.
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-#: The variables that name the network interface between ranks.
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
-#: Variables that torchrun, Slurm, MPI and ``accelerate launch`` set. A rank that inherits them joins the
-#: wrong group, or uses another device than planned.
+#: Variables that torchrun, Slurm, MPI and ``accelerate launch`` set, and pytest for each phase of a test. A
+#: rank that inherits them joins the wrong group, uses another device than planned, or does not serve the next
+#: test.
 STALE_PREFIXES = (
     *("TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MASTER_ADDR", "MASTER_PORT"),
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE"),
-    *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY"),
+    *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "PYTEST_CURRENT_TEST"),
 )
-
-#: Variables that ranks do not inherit: pytest sets them for each phase of each test, and ranks outlive tests.
-PER_TEST_VARIABLES = ("PYTEST_CURRENT_TEST",)
 
 #: Variables that differ between the ranks of a group; all others can be set before torch is imported.
 PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", VISIBLE_DEVICES, HIP, ROCR)
@@ -68,22 +63,18 @@ class RankPlan:
         """The devices of the rank, as messages and records show them."""
         return ",".join(self.devices)
 
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the rank has no GPU."""
-        return self.devices == (CPU,)
-
     def environment(self) -> dict[str, str]:
         """Return the variables that the rank sets before anything else can be imported."""
+        on_cpu = self.devices == (CPU,)
         return {
-            **visible_variables(() if self.on_cpu else self.devices),
+            **visible_variables(() if on_cpu else self.devices),
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
             "LOCAL_WORLD_SIZE": str(self.local_world_size),
             **(dict.fromkeys(INTERFACES, LOOPBACK) if self.local_world_size == self.world_size else {}),
             "TOKENIZERS_PARALLELISM": "false",
-            **({"ACCELERATE_USE_CPU": "true"} if self.on_cpu else {}),
+            **({"ACCELERATE_USE_CPU": "true"} if on_cpu else {}),
             **dict.fromkeys(THREAD_VARIABLES, str(self.threads)),
         }
 
@@ -198,7 +189,7 @@ def plan_on_hosts(
     nodes = 1 if launch == "ranks" or capabilities.hosts == "one" else _count_nodes(size, hosts)
     # The devices of one process; all of them if the backend is opaque.
     seen = n if capabilities.opaque else degrees.placement * (size if launch == "backend" else 1)
-    groups = [_device_groups(seen, nodes, each) for each in hosts]
+    groups = [_device_groups(seen // nodes, each) for each in hosts]
     if not tensor_across_hosts and (launch == "ranks" or nodes > 1):
         _check_tensor_degree(degrees, hosts)
     world_size = sum(map(len, groups))
@@ -234,11 +225,7 @@ def plan_on_hosts(
 
 
 def _count_nodes(size: int, hosts: Sequence[HostDevices]) -> int:
-    """Return over how many hosts a backend spreads a model on ``size`` devices.
-
-    Raises:
-        PlanError: The hosts cannot have equal parts of it.
-    """
+    """Return over how many hosts a backend spreads a model on ``size`` devices, in equal parts."""
     counts = {len(each.lease.devices) for each in hosts}
     if size <= min(counts):
         return 1
@@ -251,8 +238,8 @@ def _count_nodes(size: int, hosts: Sequence[HostDevices]) -> int:
     return size // min(counts)
 
 
-def _device_groups(size: int, nodes: int, hold: HostDevices) -> list[tuple[str, ...]]:
-    """Return the devices of each rank of a host, if processes on ``nodes`` hosts share ``size`` devices."""
+def _device_groups(size: int, hold: HostDevices) -> list[tuple[str, ...]]:
+    """Return the devices of each rank of a host, each of which sees ``size`` devices."""
     devices = hold.lease.devices
     if hold.lease.divided and size > 1:
         # CUDA enumerates one MIG instance in a process (MIG User Guide, "CUDA Device Enumeration").
@@ -260,7 +247,6 @@ def _device_groups(size: int, nodes: int, hold: HostDevices) -> list[tuple[str, 
             f"one process sees one MIG instance and the lease has {len(devices)} for a backend that "
             "runs in one; use gpus(1), or a backend that runs one rank on each"
         )
-    size //= nodes
     if len(devices) % size:
         raise PlanError(
             f"one process needs {size} devices and host {hold.host} has {len(devices)}: a process cannot use "
@@ -293,30 +279,29 @@ def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) ->
     pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, reported, strict=True)}
     if len(pids) != len(plan.ranks):
         raise WorkerPlacementError(f"planned {len(plan.ranks)} processes, found {len(pids)}")
+    ranks = []
     for planned, facts in zip(plan.ranks, reported, strict=True):
-        devices = ",".join(facts["devices"])
-        if devices != planned.device:
-            raise WorkerPlacementError(
-                f"rank {planned.rank}: planned on {planned.device}, found on {devices}"
-            )
-        if plan.framework == "torch" and facts["world_size"] != planned.world_size:
+        device, world_size = ",".join(facts["devices"]), facts["world_size"]
+        if device != planned.device:
+            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {device}")
+        if plan.framework == "torch" and world_size != planned.world_size:
             raise WorkerPlacementError(
                 f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
-                f"{facts['world_size']}"
+                f"{world_size}"
             )
-    return tuple(
-        RankInfo(
-            rank=planned.rank,
-            local_rank=planned.local_rank,
-            pid=facts["pid"],
-            device=",".join(facts["devices"]),
-            threads=facts["threads"],
-            cpus=facts["cpus"],
-            host=planned.host,
-            coordinates=_locate(plan.parallel, planned.rank) if plan.launch == "ranks" else None,
+        ranks.append(
+            RankInfo(
+                rank=planned.rank,
+                local_rank=planned.local_rank,
+                pid=facts["pid"],
+                device=device,
+                threads=facts["threads"],
+                cpus=facts["cpus"],
+                host=planned.host,
+                coordinates=_locate(plan.parallel, planned.rank) if plan.launch == "ranks" else None,
+            )
         )
-        for planned, facts in zip(plan.ranks, reported, strict=True)
-    )
+    return tuple(ranks)
 
 
 def _locate(degrees: Parallel, rank: int) -> Coordinates:
@@ -348,11 +333,11 @@ def check_backend_workers(
 def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendWorker]) -> RankInfo:
     degrees, nodes = plan.parallel, plan.nodes
     size = degrees.tensor * degrees.pipeline
+    replica, node_rank = divmod(rank.rank, nodes)
+    here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
     ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
-    replica, node_rank = divmod(rank.rank, nodes)
-    here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
     misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
     if len(set(pids)) != len(here) or worlds != [size] or misplaced:
         raise WorkerPlacementError(
@@ -369,27 +354,6 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     )
 
 
-class Surroundings(NamedTuple):
-    """State of pytest's process that ranks inherit when they start."""
-
-    environment: dict[str, str]
-    directory: str
-    search_path: tuple[str, ...]
-
-
-def current_surroundings() -> Surroundings:
-    """Return the present state. The directory is empty if it was removed."""
-    directory = ""
-    with suppress(OSError):
-        directory = str(Path.cwd())
-    search_path = tuple(path for path in sys.path if isinstance(path, str))
-    return Surroundings(inherited_environment(), directory, search_path)
-
-
 def inherited_environment() -> dict[str, str]:
     """Return what ranks inherit of pytest's environment; the plan adds its own variables."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in PER_TEST_VARIABLES and not name.startswith(STALE_PREFIXES)
-    }
+    return {name: value for name, value in os.environ.items() if not name.startswith(STALE_PREFIXES)}

@@ -7,16 +7,16 @@ of its file until one fails: what its own functions leave behind there is the fi
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
 from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
@@ -29,14 +29,17 @@ from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import (
     LOCALHOST,
     ProcessPlan,
-    Surroundings,
+    RankPlan,
     check_backend_workers,
-    current_surroundings,
+    inherited_environment,
 )
 from pytest_llenergy.record.record import BackendInfo
 
 #: Which tests share ranks: none; those that the rule above allows; all, which then replace the model.
 Isolation = Literal["test", "module", "run"]
+
+Check = Callable[[], object]
+"""Raises if the caller may no longer use ranks."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +56,7 @@ class Load:
         return cls(spec, model, tuple(sorted(options.items())))
 
     def payload(self) -> dict[str, Any]:
-        """Return the request to the ranks.
-
-        Raises:
-            ModelError: If a needed conversion fails.
-        """
+        """Return the request to the ranks. Raises ``ModelError`` if a needed conversion fails."""
         converts = self.spec.python is not None and self.spec.reads == "directory"
         model = convert_in_subprocess(self.model) if converts else self.model
         options = dict(self.options)
@@ -73,17 +72,12 @@ class _WarmGroup:
     """A group of ranks, and the requirements of a test that can share it."""
 
     group: RankGroup
-    plan: ProcessPlan
-    surroundings: Surroundings
+    surroundings: object
     load: Load | None = None
     info: BackendInfo | None = None
     #: Whether they ran functions of tests, and whether one of these tests has failed.
     ran_functions: bool = False
     spent: bool = False
-
-
-def _allow() -> None:
-    """Allow every caller to use ranks."""
 
 
 class RankPool:
@@ -101,8 +95,6 @@ class RankPool:
         self._localhost = LocalHost(start_method, logs)
         self._hosts: dict[str, Host] = {LOCALHOST: self._localhost}
         self._shared: _WarmGroup | None = None
-        #: Starts and loads that failed after long: the plan, surroundings and load of each, and the message.
-        self._failed: list[tuple[object, str]] = []
         self._lock = threading.RLock()
         self._file = ""
         self.descriptors: tuple[int, ...] = ()
@@ -110,24 +102,18 @@ class RankPool:
     @property
     def devices(self) -> frozenset[str]:
         """The devices of living ranks on pytest's own host."""
-        shared = self._shared
-        if shared is None or not shared.group.alive:
-            return frozenset()
-        here = [rank for rank in shared.plan.ranks if rank.host == LOCALHOST]
+        here = [rank for rank in self._living_plan() if rank.host == LOCALHOST]
         return frozenset(device for rank in here for device in rank.devices)
 
     def uses(self, hosts: Collection[str]) -> bool:
         """Return whether ranks live on hosts of these names."""
-        shared = self._shared
-        return shared is not None and shared.group.alive and not set(hosts).isdisjoint(shared.plan.hosts)
+        return any(rank.host in hosts for rank in self._living_plan())
 
     def use_hosts(self, hosts: Mapping[str, Host]) -> None:
         """Set the other hosts, by name, that plans may name. Closes ranks on hosts no longer among them."""
         with self._lock:
-            shared, named = self._shared, {LOCALHOST: self._localhost, **hosts}
-            if shared is not None and any(
-                named.get(name) is not self._hosts[name] for name in shared.plan.hosts
-            ):
+            named = {LOCALHOST: self._localhost, **hosts}
+            if any(named.get(rank.host) is not self._hosts[rank.host] for rank in self._living_plan()):
                 self._close_group()
             self._hosts = named
 
@@ -144,8 +130,8 @@ class RankPool:
         if (shared := self._shared) is not None:
             shared.spent = shared.ran_functions
 
-    def get_ranks(self, plan: ProcessPlan, check: Callable[[], None] = _allow) -> RankGroup:
-        """Return ranks for functions. ``check`` raises if the caller may no longer use ranks."""
+    def get_ranks(self, plan: ProcessPlan, check: Check = bool) -> RankGroup:
+        """Return ranks for functions."""
         with self._lock:
             check()
             shared = self._share_or_start(plan, None)
@@ -155,19 +141,15 @@ class RankPool:
     def start_alone(self, plan: ProcessPlan) -> RankGroup:
         """Start ranks that no other test gets, beside those of the pool; the caller kills them."""
         with self._lock:
-            return RankGroup(plan, self._hosts, self.descriptors, current_surroundings().environment)
+            return RankGroup(plan, self._hosts, self.descriptors)
 
-    def get_loaded(
-        self, plan: ProcessPlan, load: Load, check: Callable[[], None] = _allow
-    ) -> tuple[RankGroup, BackendInfo]:
-        """Return ranks with a loaded model, and its description. See ``get_ranks``."""
+    def get_loaded(self, plan: ProcessPlan, load: Load, check: Check = bool) -> tuple[RankGroup, BackendInfo]:
+        """Return ranks with a loaded model, and its description."""
         with self._lock:
             check()
-            with self._unless_in_vain("loaded", plan, current_surroundings(), load):
-                shared = self._share_or_start(plan, load)
-                if shared.load != load:
-                    shared.info, shared.load = self._load(shared.group, load), load
-            assert shared.info is not None
+            shared = self._share_or_start(plan, load)
+            if shared.info is None or shared.load != load:
+                shared.info, shared.load = self._load(shared.group, load), load
             return shared.group, shared.info
 
     def finish_test(self) -> None:
@@ -182,9 +164,6 @@ class RankPool:
             # Whatever the reason, ranks that fail now are not used again: the request kills them.
             with suppress(LLEnergyError, OutcomeInRank):
                 shared.group.request_all("clean_up", None, timeouts.CLEANUP_TIMEOUT_S)
-            if not shared.group.alive:
-                self._shared = None
-                return
             # The next test will not have waited for start and load.
             shared.group.start_s = 0.0
             if shared.info is not None:
@@ -198,7 +177,6 @@ class RankPool:
         with self._lock:
             if self._shared is not None:
                 self._shared.group.kill()
-            self._shared = None
 
     def close(self) -> None:
         """Close the ranks, and what pytest's own host has started for them."""
@@ -212,32 +190,20 @@ class RankPool:
             if not self.devices.isdisjoint(devices):
                 self._close_group()
 
+    def _living_plan(self) -> tuple[RankPlan, ...]:
+        shared = self._shared
+        return shared.group.plan.ranks if shared is not None and shared.group.alive else ()
+
     def _share_or_start(self, plan: ProcessPlan, load: Load | None) -> _WarmGroup:
-        shared, now = self._shared, current_surroundings()
+        shared, surroundings = self._shared, _surroundings()
         # Ranks that died since the last test are replaced, without an error for this one.
         if shared is not None and shared.group.alive and not shared.group.has_dead_rank:
-            same = shared.plan == plan and shared.surroundings == now
+            same = shared.group.plan == plan and shared.surroundings == surroundings
             if same and (shared.load == load or self._isolation == "run"):
                 return shared
         self._close_group()
-        with self._unless_in_vain("started", plan, now):
-            group = RankGroup(plan, self._hosts, self.descriptors, now.environment)
-        self._shared = _WarmGroup(group, plan, now)
+        self._shared = _WarmGroup(RankGroup(plan, self._hosts, self.descriptors), surroundings)
         return self._shared
-
-    @contextmanager
-    def _unless_in_vain(self, verb: str, *attempt: object) -> Iterator[None]:
-        """Raise the error of an equal attempt that failed after long: it would only fail again."""
-        for each, message in self._failed:
-            if each == attempt:
-                raise WorkerError(f"not {verb} again: {message}")
-        start_s = real_time.monotonic()
-        try:
-            yield
-        except LLEnergyError as error:
-            if real_time.monotonic() - start_s >= timeouts.SLOW_LOAD_S:
-                self._failed.append((attempt, str(error.args[0])))
-            raise
 
     def _load(self, group: RankGroup, load: Load) -> BackendInfo:
         try:
@@ -257,3 +223,12 @@ class RankPool:
         if self._shared is not None:
             self._shared.group.close()
             self._shared = None
+
+
+def _surroundings() -> tuple[object, ...]:
+    """Return what ranks inherit of this process when they start."""
+    directory = None
+    # It may have been removed.
+    with suppress(OSError):
+        directory = Path.cwd()
+    return inherited_environment(), directory, list(sys.path)

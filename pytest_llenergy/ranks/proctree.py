@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -44,22 +44,16 @@ def adopting_orphans() -> Iterator[None]:
         become_subreaper(False)
 
 
-def _read_all(name: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the pid of every process, and a file of it in ``/proc``, as far as it can be read."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(process.name), (process / name).read_bytes()
-
-
 def children_by_parent() -> dict[int, list[int]]:
     """Return the children of every visible process. Empty where there is no ``/proc``."""
     found: dict[int, list[int]] = {}
-    for pid, stat in _read_all("stat"):
-        # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
-        fields = stat.rpartition(b")")[2].split()
-        # A zombie runs nothing, unless it has other threads than its first.
-        if fields[0] != b"Z" or int(fields[17]) > 1:
-            found.setdefault(int(fields[1]), []).append(pid)
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            # The name in parentheses may contain spaces and parentheses too (proc_pid_stat(5)).
+            fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
+            # A zombie runs nothing, unless it has other threads than its first.
+            if fields[0] != b"Z" or int(fields[17]) > 1:
+                found.setdefault(int(fields[1]), []).append(int(process.name))
     return found
 
 
@@ -78,12 +72,6 @@ def descendants(roots: Collection[int]) -> set[int]:
     return found
 
 
-def find_by_variable(name: str, value: str) -> set[int]:
-    """Return the processes that were started with this environment variable."""
-    wanted = f"{name}={value}".encode()
-    return {pid for pid, environment in _read_all("environ") if wanted in environment.split(b"\0")}
-
-
 def reap() -> Iterator[tuple[int, int]]:
     """Yield the pid and exit code of each child that has ended."""
     with suppress(ChildProcessError):
@@ -91,34 +79,32 @@ def reap() -> Iterator[tuple[int, int]]:
             yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
-def kill_tree(roots: Collection[int], *, but_restorers: bool = False) -> None:
+def kill_tree(roots: Collection[int]) -> None:
     """Kill these processes and all their descendants.
 
     All are stopped before the first is killed, so that none can start another one meanwhile. Processes that
-    remove shared memory of the others are killed last, if they have not ended by themselves in time. With
-    ``but_restorers`` processes that put back the settings of boards go on.
+    finish by themselves once the others have gone are killed last, if they have not ended in time.
     """
     stopped: set[int] = set()
-    cleaners: set[int] = set()
-    spared: set[int] = set()
-    while fresh := descendants(roots) - stopped - cleaners - spared:
-        cleaners |= {pid for pid in fresh if _runs(pid, *CLEANERS)}
-        spared |= {pid for pid in fresh if but_restorers and _runs(pid, RESTORER)}
-        stopped |= fresh - cleaners - spared
-        send_signal(fresh - cleaners - spared, signal.SIGSTOP)
+    #: By pid: how long each may take.
+    finishing: dict[int, float] = {}
+    while fresh := descendants(roots) - stopped - finishing.keys():
+        finishing |= {pid: limit_s for pid in fresh if (limit_s := _time_to_finish_s(pid))}
+        send_signal(fresh - finishing.keys(), signal.SIGSTOP)
+        stopped |= fresh - finishing.keys()
     send_signal(stopped, signal.SIGKILL)
-    deadline = real_time.monotonic() + timeouts.CLEANER_TIMEOUT_S
-    while cleaners and real_time.monotonic() < deadline:
-        real_time.sleep(timeouts.CLEANER_POLL_S)
-        cleaners &= {pid for found in children_by_parent().values() for pid in found}
-    send_signal(cleaners, signal.SIGKILL)
+    begin_s, running = real_time.monotonic(), set(finishing)
+    while any(real_time.monotonic() - begin_s < finishing[pid] for pid in running):
+        real_time.sleep(timeouts.KILL_POLL_S)
+        running &= {pid for found in children_by_parent().values() for pid in found}
+    send_signal(finishing, signal.SIGKILL)
 
 
-def kill_children(but_restorers: Callable[[], bool] = lambda: False) -> None:
+def kill_children() -> None:
     """Kill and reap all descendants of this process, and wait until none is left."""
     pause_s = timeouts.KILL_POLL_S
     while left := children():
-        kill_tree(left, but_restorers=but_restorers())
+        kill_tree(left)
         list(reap())
         real_time.sleep(pause_s)
         # A process may be stuck in a driver for hours.
@@ -132,9 +118,11 @@ def send_signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def _runs(pid: int, *parts: bytes) -> bool:
-    """Return whether one of these is a part of a process's command line."""
+def _time_to_finish_s(pid: int) -> float:
+    """Return how long a process may take to finish by itself; 0 for one that may be killed at once."""
+    command = b""
     with suppress(OSError):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        return any(part in command for part in parts)
-    return False
+    if RESTORER in command:
+        return timeouts.RESTORE_TIMEOUT_S
+    return timeouts.CLEANER_TIMEOUT_S if any(part in command for part in CLEANERS) else 0.0

@@ -9,15 +9,16 @@ import pickle
 import random
 import sys
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pkgutil import resolve_name
 from traceback import TracebackException
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
 
 from pytest_llenergy import real_time
-from pytest_llenergy.backends.base import Backend, Job, RankContext, create_backend
+from pytest_llenergy.backends.base import Backend, RankContext, create_backend
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import SERVE, TASKS, Generation
 from pytest_llenergy.backends.traffic.texts import write_texts
@@ -51,18 +52,8 @@ class CallJob:
         return calls.check_finished(outcome)
 
 
-class FollowerJob:
-    """The job of a rank that holds its host's part of a model, while another host's generates with all of it.
-
-    Nothing to do, and no results: both are the first rank's.
-    """
-
-    def run(self) -> None:
-        """See ``Job``."""
-
-    def result(self, _outcome: None) -> Generation:
-        """See ``Job``."""
-        return Generation(texts=[], token_ids=[], requests=[])
+#: The job of a rank that holds its host's part of a model, while another host's generates with all of it.
+FOLLOW = SimpleNamespace(run=lambda: None, result=lambda _: Generation(texts=[], token_ids=[], requests=[]))
 
 
 class RankServer:
@@ -81,9 +72,7 @@ class RankServer:
         self._backend_name = ""
         #: Whether this rank only holds a part of the model of another rank.
         self._follows = boot["rank"] % boot["nodes"] > 0
-        #: Of a follower: pids of the processes of its backend, by a descriptor that tells their end.
-        self._watched: dict[int, int] = {}
-        self._job: Job | CallJob | FollowerJob | None = None
+        self._job: Any = None
         self._iterations: list[tuple[int, int, Any]] = []
         self._processes = usage.BackendProcesses()
         # In a fork that a function makes: only one process may answer, and its end must be noticed.
@@ -98,8 +87,6 @@ class RankServer:
     def run(self) -> None:
         """Serve until pytest sends ``stop`` or closes the connection; other verbs are methods."""
         while True:
-            if self._watched:
-                self._await_message()
             try:
                 verb, payload = self._connection.recv()
             except (EOFError, OSError):
@@ -124,14 +111,6 @@ class RankServer:
     def send_message(self, value: object) -> None:
         """Let ``RankGroup.on_message`` handle a value. Works also where a test has replaced files."""
         self._connection.send_bytes(pickle.dumps(("message", value)))
-
-    def _await_message(self) -> None:
-        """Wait for a request, or end with a process of the backend: the first rank might wait for minutes."""
-        for ended in set(wait([self._connection, *self._watched])) & set(self._watched):
-            pid = self._watched[ended]  # type: ignore[index]
-            sys.stdout.write(f"a process of the backend has ended (pid {pid}), and this rank with it\n")
-            sys.stdout.flush()
-            os._exit(1)
 
     def _load(self, payload: dict[str, Any]) -> tuple[bytes, bytes]:
         """Return the encoded ``BackendInfo``, and the encoded processes that the backend has started."""
@@ -163,17 +142,13 @@ class RankServer:
         gc.freeze()
         # Only such backends have the method.
         workers = list(backend.workers()) if boot["launch"] == "backend" else []  # type: ignore[attr-defined]
-        for pid in {worker.pid for worker in workers} - {0, os.getpid()} if self._follows else ():
-            # Old kernels have none.
-            with suppress(OSError):
-                self._watched[os.pidfd_open(pid)] = pid
         load_s = real_time.monotonic() - start
         self._processes = usage.BackendProcesses(workers, on_gpu=context.devices != ("cpu",))
         return msgspec.json.encode(msgspec.structs.replace(info, load_s=load_s)), msgspec.json.encode(workers)
 
     def _prepare(self, payload: dict[str, Any]) -> None:
         if self._follows:
-            self._job = FollowerJob()
+            self._job = FOLLOW
             return
         task = TASKS[payload["task"]]
         prepare = getattr(self._backend, task.method, None)
@@ -203,7 +178,6 @@ class RankServer:
 
     def _work(self, iterations: int) -> None:
         job = self._job
-        assert job is not None
         # For functions, which may be short, the clock is not read after each call.
         repeats = iterations if isinstance(job, CallJob) else 1
         self._iterations = []
@@ -239,7 +213,6 @@ class RankServer:
         return msgspec.json.encode(timeline), peak
 
     def _make_iteration(self, start_ns: int, end_ns: int, outcome: Any, flags: dict[Flag, None]) -> Iteration:
-        assert self._job is not None
         if isinstance(self._job, CallJob):
             tokens = self._job.count_tokens(self._repeats)
             return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, tokens=tokens)
@@ -258,7 +231,6 @@ class RankServer:
         )
 
     def _last_result(self) -> Any:
-        assert self._job is not None
         return self._job.result(self._iterations[-1][2])
 
     def _result(self, _payload: None) -> bytes:
@@ -294,9 +266,6 @@ class RankServer:
     def _unload(self) -> None:
         if self._backend is None:
             return
-        for descriptor in self._watched:
-            os.close(descriptor)
-        self._watched.clear()
         self._backend.close()
         self._backend = self._job = None
         self._processes = usage.BackendProcesses()

@@ -5,9 +5,9 @@ It starts the ranks, adopts whatever they leave behind, and holds copies of the 
 lease. When pytest ends, in whatever way, it kills every descendant and only then frees the devices. Its guard
 (see ``guard``) does so if it is itself killed, or hangs in an import.
 
-With ``spawn`` each rank is a fresh interpreter. With ``forkserver`` this process imports what ranks share,
-and ranks are forks of it. The standard library's fork server ignores failed imports and serves forks with
-running threads or an initialised CUDA driver, which fail later at random; here each of these is an error.
+A rank is a fresh interpreter, or a fork of this process, which has then imported what ranks share. The
+standard library's fork server ignores failed imports and serves forks with running threads or an initialised
+CUDA driver, which fail later at random; here each of these is an error.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Supervisor:
         self._groups: dict[str, Group] = {}
         self._exit_codes: dict[int, int] = {}
         self._directory = directory
+        self._lock = lock
         self._watched = [client.fileno()]
         # Not every kernel has them.
         with suppress(OSError, AttributeError):
             self._watched.append(os.pidfd_open(client_pid))
-        self._lock = lock
 
     def run(self) -> NoReturn:
         """Preload modules, serve the client, and kill all descendants in the end."""
@@ -78,9 +78,7 @@ class Supervisor:
         proctree.become_subreaper()
         try:
             boot, _ = transport.receive_with_files(self._client)
-            self._flags: list[str] = boot["flags"]
-            self._preloaded = bool(boot["preload"])
-            if self._preloaded:
+            if boot["preload"]:
                 # Meanwhile, perhaps for ever, any signal ends this process, and its guard kills the rest.
                 preload(boot["preload"], boot["sys_path"])
             self._signals = guard.Signals()
@@ -104,7 +102,7 @@ class Supervisor:
         os._exit(status)
 
     def _serve(self) -> int:
-        """Return the exit code of this process."""
+        """Answer each request; its verbs are methods. Returns the exit code of this process."""
         while True:
             readable, ending = self._signals.wait(self._watched)
             if ending is not None:
@@ -125,19 +123,22 @@ class Supervisor:
                 self._client.send(answer)
 
     def _start(
-        self, descriptors: list[int], group: str, environment: dict[str, str], python: str | None
+        self, descriptors: list[int], group: str, environment: dict[str, str], command: list[str] | None
     ) -> int:
-        """Start a rank. ``descriptors`` are its socket, log and working directory, and those of the lease."""
+        """Start a rank, as a fork of this process if there is no ``command`` of an interpreter.
+
+        ``descriptors`` are its socket, log and working directory, and those of the lease.
+        """
         connection, log, directory, *lease = descriptors
         members = self._groups.setdefault(group, Group())
         pid = os.fork()
         if pid == 0:
-            self._become_rank(connection, log, directory, lease, environment, python)
+            self._become_rank(connection, log, directory, lease, environment, command)
         for each in (connection, log, directory, *(lease if members.lease else ())):
             os.close(each)
         members.lease = members.lease or lease
         members.living.add(pid)
-        if self._preloaded:
+        if command is None:
             check_threads()
         return pid
 
@@ -148,7 +149,7 @@ class Supervisor:
         directory: int,
         lease: list[int],
         environment: dict[str, str],
-        python: str | None,
+        command: list[str] | None,
     ) -> NoReturn:
         """In a new process: drop everything of the supervisor, then run the rank's program."""
         try:
@@ -161,20 +162,13 @@ class Supervisor:
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
-            if not self._preloaded:
+            if command is not None:
                 for each in (connection, *lease):
                     os.set_inheritable(each, True)
-                # Another interpreter may not accept the flags of pytest's.
-                interpreter = [python] if python else [sys.executable, *self._flags]
-                os.execve(interpreter[0], [*interpreter, rank.__file__, str(connection)], environment)
-            for number in (
-                nothing,
-                log,
-                directory,
-                *own,
-                *(n for g in self._groups.values() for n in g.lease),
-            ):
-                os.close(number)
+                os.execve(command[0], [*command, rank.__file__, str(connection)], environment)
+            leases = [each for group in self._groups.values() for each in group.lease]
+            for each in (nothing, log, directory, *own, *leases):
+                os.close(each)
             os.environ.clear()
             os.environ.update(environment)
             rank.main(connection, preloaded=True)
@@ -198,11 +192,9 @@ class Supervisor:
         """Kill a group, then free its devices. Returns what is stuck in the kernel, and holds them itself."""
         members = self._groups.get(group, Group())
         deadline = time.monotonic() + timeouts.GROUP_KILL_TIMEOUT_S
-        while members.living or self._strays():
+        while (members.living or self._strays()) and time.monotonic() < deadline:
             proctree.kill_tree(members.living | self._strays())
             self._reap()
-            if time.monotonic() > deadline:
-                break
             time.sleep(timeouts.KILL_POLL_S)
         # What was just killed may still be a zombie with a pid.
         self._reap()

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages between pytest, its supervisor and its ranks: pickles over pairs of sockets.
 
-A side that stops within a message must not block pytest, whose ends of the pairs have a time limit for the
-rest of a message. Standard library only: the supervisor imports this module.
+Standard library only: the supervisor imports this module. Sockets are of the class that no test replaces.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from pytest_llenergy.ranks.timeouts import LONGEST_POLL_S
-
 #: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 
@@ -27,9 +24,12 @@ MAX_DESCRIPTORS = 253
 #: Received descriptors must not leak into a process that another thread starts at the same time.
 CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
+#: About the longest wait that poll(2) accepts, which takes milliseconds as an int.
+LONGEST_POLL_S = 2e6
+
 
 def connection_pair() -> tuple[Connection, Connection]:
-    """Return two connected ends. A test may have forbidden sockets in its process, hence ``_socket``."""
+    """Return two connected ends."""
     ours, theirs = _socket.socketpair()
     return Connection(ours.detach()), Connection(theirs.detach())
 
@@ -55,7 +55,10 @@ def _as_socket(connection: Connection) -> Iterator[Any]:
 
 
 def set_time_limit(connection: Connection, seconds: float) -> None:
-    """Let each read and write of a connection fail after so many seconds; 0 for no limit."""
+    """Let each read and write of a connection fail after so many seconds; 0 for no limit.
+
+    A side that stops within a message must not block the other.
+    """
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with _as_socket(connection) as borrowed:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -70,8 +69,7 @@ class RankWorkload:
                 msgspec.structs.replace(rank, iterations=ranks[self._first(number)].iterations)
                 for number, rank in enumerate(ranks)
             ]
-        elif self._replica_size > 1:
-            self._check_counts(ranks)
+        self._check_alike([_counts(rank) for rank in ranks], "counts of tokens")
         marked = (
             msgspec.structs.replace(rank, repeats_others=self._first(number) != number)
             for number, rank in enumerate(ranks)
@@ -90,14 +88,10 @@ class RankWorkload:
         return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
-        """Return the results of the last round by rank, without further ranks with the same inputs.
-
-        Raises:
-            WorkerError: If ranks with the same inputs have made different tokens.
-        """
+        """Return the results of the last round by rank, without further ranks with the same inputs."""
         results = self._results_of_ranks()
-        if self._replica_size > 1 and self._group.plan.nodes == 1:
-            self._check_alike([getattr(each, "token_ids", []) for each in results], "tokens")
+        if self._group.plan.nodes == 1:
+            self._check_alike([getattr(each, "token_ids", None) for each in results], "tokens")
         return results[:: self._replica_size]
 
     def _request(self, verb: str, payload: Any = None) -> list[Any]:
@@ -110,21 +104,15 @@ class RankWorkload:
         """Return the first rank with the same inputs."""
         return rank - rank % self._replica_size
 
-    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
-        requests = [[each for one in rank.iterations for each in one.requests] for rank in ranks]
-        counts = [[(each.input_tokens, each.output_tokens) for each in rank] for rank in requests]
-        self._check_alike(counts, "counts of tokens")
-
-    def _check_alike(self, by_rank: Sequence[list[Any]], what: str) -> None:
+    def _check_alike(self, by_rank: Sequence[object], what: str) -> None:
         """Raise ``WorkerError`` if ranks with the same inputs differ: their results are worthless."""
         for rank, found in enumerate(by_rank):
             first = self._first(rank)
-            for place, (one, other) in enumerate(zip_longest(by_rank[first], found)):
-                if one != other:
-                    raise WorkerError(
-                        f"ranks {first} and {rank} work on the same prompts as parts of one model, and their "
-                        f"{what} differ from request {place} on: the backend or a device is faulty"
-                    )
+            if found != by_rank[first]:
+                raise WorkerError(
+                    f"ranks {first} and {rank} hold parts of one model (mark parallel), and their {what} "
+                    "differ: the backend or a device is faulty, or output_tokens gives each another number"
+                )
 
 
 class CallsInRanks(RankWorkload):
@@ -133,17 +121,6 @@ class CallsInRanks(RankWorkload):
     def results(self) -> list[Any]:
         """Return the result of the last call of each rank."""
         return self._results_of_ranks()
-
-    def _check_counts(self, ranks: Sequence[RankTimeline]) -> None:
-        for number, rank in enumerate(ranks):
-            first = ranks[self._first(number)]
-            told, found = first.iterations[0].tokens, rank.iterations[0].tokens
-            if told is not None and found is not None and told != found:
-                raise WorkerError(
-                    f"ranks {first.rank} and {rank.rank} hold parts of one model (mark parallel) and count "
-                    f"{told.input} and {found.input} input tokens, {told.output} and {found.output} output "
-                    "tokens of the same calls; let input_tokens and output_tokens give both the same"
-                )
 
 
 def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
@@ -193,6 +170,13 @@ def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
     size, extra = divmod(len(prompts), n)
     starts = [rank * size + min(rank, extra) for rank in range(n + 1)]
     return [list(prompts[starts[rank] : starts[rank + 1]]) for rank in range(n)]
+
+
+def _counts(rank: RankTimeline) -> list[object]:
+    requests = [each for one in rank.iterations for each in one.requests]
+    return [each.tokens for each in rank.iterations] + [
+        (each.input_tokens, each.output_tokens) for each in requests
+    ]
 
 
 def _highest(known: int | None, new: int | None) -> int | None:

@@ -98,7 +98,7 @@ def test_the_cpu_time_of_a_part_reaches_to_the_end_of_the_work(gang: Gang) -> No
     assert found > 0.5 * used_s
 
 
-@pytest.mark.parametrize("ends", ["worker", "agent", "first worker"])
+@pytest.mark.parametrize("ends", ["agent", "first worker"])
 @pytest.mark.slow
 def test_the_end_of_a_part_ends_all_and_names_its_host(tmp_path: Path, ends: str) -> None:
     with marked() as mark:
@@ -109,14 +109,8 @@ def test_the_end_of_a_part_ends_all_and_names_its_host(tmp_path: Path, ends: str
 def require_end(directory: Path, ends: str) -> None:
     """Kill one process while the model generates, and require the right error."""
     with open_gang(directory) as gang, loaded(gang, Parallel(tensor=2), token_s=0.05) as group:
-        first, second = group.ranks
-        pid = {
-            "worker": second.workers[0],
-            "first worker": first.workers[0],
-            "agent": gang.clients[1].facts.pid,
-        }[ends]
+        pid = {"first worker": group.ranks[0].workers[0], "agent": gang.clients[1].facts.pid}[ends]
         message = {
-            "worker": r"^rank 1 of 2 on n2 \(GPU-n20, pid \d+\): ended with exit code 1",
             "first worker": r"^rank 0 of 2 on n1 \(GPU-n10, pid \d+\): RuntimeError: worker 0 ended .* -9",
             "agent": r"^n2: .*; rank 1 of 2 ended with it",
         }[ends]
@@ -125,12 +119,9 @@ def require_end(directory: Path, ends: str) -> None:
         killer = Timer(0.3, os.kill, (pid, signal.SIGKILL))
         killer.start()
         start_s = time.monotonic()
-        with pytest.raises(WorkerError, match=message) as caught:
+        with pytest.raises(WorkerError, match=message):
             workload.work()
         assert time.monotonic() - start_s < 30
-        if ends == "worker":
-            output = dict(caught.value.sections)["output of rank 1"]
-            assert f"a process of the backend has ended (pid {pid}), and this rank with it" in output
 
 
 def test_a_model_on_one_host_has_no_address_of_others() -> None:

@@ -143,7 +143,7 @@ def test_tokens_of_ranks_add_up_unless_they_hold_parts_of_one_model(
     result = quick.runpytest("--energy-report", "--energy-isolation=test")
     result.assert_outcomes(passed=4, failed=1)
     result.stdout.fnmatch_lines(
-        ["WorkerError: ranks 0 and 1 hold parts of one model (mark parallel) and count 0 and 0 input *"]
+        ["WorkerError: ranks 0 and 1 hold parts of one model (mark parallel), and their counts of tokens *"]
     )
     report = read_report()
     parts_differ = report["records"].pop()

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.ranks import timeouts
-from pytest_llenergy.ranks.failure import Failure, OutcomeInRank
+from pytest_llenergy.ranks.failure import Failure
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
 
@@ -116,17 +116,6 @@ def test_ranks_that_hang_show_where(pair: RankGroup) -> None:
         run_until_it_hangs(pair, "tests.ranks.groups:hold_the_lock_of_the_interpreter")
     for _, output in caught.value.sections:
         assert "in hold_the_lock_of_the_interpreter" in output
-
-
-def test_a_skip_names_ranks_that_have_not_answered(pair: RankGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    def work() -> None:
-        if os.environ["RANK"] == "0":
-            pytest.skip("no such kernel")
-        time.sleep(300)
-
-    monkeypatch.setattr(timeouts, "OTHER_RANKS_TIMEOUT_S", 1.0)
-    with pytest.raises(OutcomeInRank, match=r"^no such kernel \(rank 1 still at work, and ended\)$"):
-        run(pair, work)
 
 
 def test_errors_of_this_package_keep_their_class_and_name_the_rank(pair: RankGroup) -> None:

@@ -14,8 +14,6 @@ import pytest
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.pool import Isolation, Load, RankPool
 from pytest_llenergy.ranks.workload import call_workload
 
@@ -156,77 +154,3 @@ def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester)
     logs = sorted((pytester.path / "logs").glob("*/rank*.log"))
     assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
     assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]
-
-
-#: Fails to load as a file says, and notes each attempt in another.
-FAILING_CODE = """
-from pathlib import Path
-from pytest_llenergy.record.record import BackendInfo
-
-class FailingBackend:
-    def load(self, model, options, context):
-        here = Path(__file__).parent
-        with (here / "attempts").open("a") as file:
-            file.write("x")
-        how = (here / "how").read_text()
-        if how == "error":
-            raise ValueError("no such layer")
-        return BackendInfo(name="failing", version="1", model=model.label)
-    def synchronize(self): pass
-    def close(self): pass
-"""
-
-
-class FailingSpec:
-    """A backend that fails to load as ``fail`` says."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        (directory / "failing_backend.py").write_text(FAILING_CODE)
-        self.spec = BackendSpec("failing", "failing_backend:FailingBackend", (), "", Capabilities(data=True))
-
-    def fail(self, how: str) -> None:
-        (self._directory / "how").write_text(how)
-
-    @property
-    def attempts(self) -> int:
-        return len((self._directory / "attempts").read_text())
-
-
-@pytest.fixture
-def failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailingSpec:
-    monkeypatch.syspath_prepend(tmp_path)
-    return FailingSpec(tmp_path)
-
-
-class TestFailedLoads:
-    def test_a_long_load_that_failed_is_not_repeated_unless_something_changes(
-        self, pool: RankPool, failing: FailingSpec, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(timeouts, "SLOW_LOAD_S", 0.0)
-        failing.fail("error")
-        load = Load(failing.spec, model("a"))
-        with pytest.raises(WorkerError, match=r"^loading a with failing: rank 0 of 1 .*: no such layer"):
-            pool.get_loaded(plan(1), load)
-        with pytest.raises(
-            WorkerError, match=r"^not loaded again: loading a with failing: rank 0 of 1 .*: no such layer$"
-        ):
-            pool.get_loaded(plan(1), load)
-        assert failing.attempts == 1
-        for other in (Load(failing.spec, model("b")), Load(failing.spec, model("a"), (("x", 1),))):
-            with pytest.raises(WorkerError, match=r"^loading"):
-                pool.get_loaded(plan(1), other)
-        monkeypatch.setenv("HF_HOME", "/elsewhere")
-        failing.fail("")
-        pool.get_loaded(plan(1), load)
-
-    def test_a_short_load_that_failed_is_repeated(
-        self, pool: RankPool, failing: FailingSpec, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # On a busy machine a short load takes long.
-        monkeypatch.setattr(timeouts, "SLOW_LOAD_S", 60.0)
-        failing.fail("error")
-        with pytest.raises(WorkerError, match=r"^loading"):
-            pool.get_loaded(plan(1), Load(failing.spec, model("a")))
-        failing.fail("")
-        pool.get_loaded(plan(1), Load(failing.spec, model("a")))

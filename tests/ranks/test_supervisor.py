@@ -7,16 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 
-from pytest_llenergy import scratch
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.local import LocalHost
@@ -32,7 +29,7 @@ from .survivors import await_none, survivors
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine processes may end late, and write their stacks late."""
-    for name in ("EXIT_CODE_TIMEOUT_S", "GUARD_EXIT_TIMEOUT_S", "STACKS_TIMEOUT_S"):
+    for name in ("EXIT_CODE_TIMEOUT_S", "STACKS_TIMEOUT_S"):
         monkeypatch.setattr(timeouts, name, 60.0)
 
 
@@ -106,72 +103,6 @@ def test_supervisor_and_guard_clean_up_after_each_other(
     again = start(host, 1)
     assert run(again, max, 1, 2) == [2]
     again.close()
-
-
-def kill_supervisor_and_guard(pid: int) -> None:
-    """Kill both at once, so that neither cleans up."""
-    both = [pid, psutil.Process(pid).ppid()]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for each in both:
-            os.kill(each, number)
-
-
-def leave_fork() -> None:
-    import os
-    import time
-
-    if os.fork() == 0:
-        time.sleep(300)
-
-
-def test_idle_ranks_without_supervisor_and_guard_count_as_dead(host: LocalHost, mark: str) -> None:
-    ranks = start(host)
-    run(ranks, leave_fork)
-    assert [ranks.has_dead_rank] == [False]
-    kill_supervisor_and_guard(psutil.Process(ranks.ranks[0].pid).ppid())
-    while not ranks.has_dead_rank:
-        time.sleep(0.01)
-    ranks.close()
-    assert await_none(mark) == {}
-
-
-def test_the_next_run_ends_and_removes_what_a_run_without_survivors_has_left(
-    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(scratch, "_swept", set())
-    code = (
-        "import time\n"
-        "from tests.ranks.groups import *\n"
-        "from tests.ranks.test_supervisor import leave_fork\n"
-        "ranks = start(LocalHost('forkserver'), 1)\n"
-        "run(ranks, leave_fork)\n"
-        "print(ranks.ranks[0].pid, flush=True)\n"
-        "time.sleep(300)\n"
-    )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
-    ) as pytest_:
-        assert pytest_.stdout is not None
-        supervisor = psutil.Process(int(pytest_.stdout.readline())).ppid()
-        (stale,) = tmp_path.iterdir()
-        host = LocalHost("spawn")
-        start(host, 1).close()
-        host.close()
-        # It was in use.
-        assert list(tmp_path.iterdir()) == [stale]
-        os.kill(pytest_.pid, signal.SIGSTOP)
-        kill_supervisor_and_guard(supervisor)
-        pytest_.kill()
-    while len(survivors(mark)) != 1:
-        time.sleep(0.01)
-    assert list(tmp_path.iterdir()) == [stale]
-    scratch._swept.clear()
-    start(host, 1).close()
-    host.close()
-    assert await_none(mark) == {}
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ranks_outlive_the_thread_that_has_started_them(host: LocalHost) -> None:
