@@ -92,10 +92,6 @@ class LLEnergyWarning(UserWarning):
     """Base of all warnings issued by pytest-llenergy."""
 
 
-class UncoordinatedLeaseWarning(LLEnergyWarning):
-    """GPUs are leased in a directory in which other users of the same GPUs cannot see the lease."""
-
-
 #: Packages whose frames lie between the line of a user and that of a warning.
 _IN_BETWEEN = (__name__.partition(".")[0], "contextlib")
 

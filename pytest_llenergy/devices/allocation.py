@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus, read_inventory
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.devices.occupancy import read_memory_use
-from pytest_llenergy.devices.request import GpuRequest, format_memory
+from pytest_llenergy.devices.occupancy import IDLE_BYTES, read_memory_use
+from pytest_llenergy.devices.request import GpuRequest, format_memory, parse_memory
 from pytest_llenergy.devices.visibility import (
     OVERRIDE,
     VISIBLE_DEVICES,
@@ -24,9 +24,6 @@ from pytest_llenergy.devices.visibility import (
 from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.record import Flag
-
-#: Boards without any process differ in used memory by this much at most. A process on a board takes more.
-EQUAL_BYTES = 16 * 2**20
 
 
 class ShortageError(DeviceError):
@@ -62,9 +59,10 @@ def select_devices(
     """
     if request is None:
         return Lease(devices=(CPU,))
+    on_cpu = Lease(devices=(CPU,) * request.n, fallback=CPU) if request.fallback == CPU else None
     if request.per_host is not None and request.per_host < request.n:
-        if request.fallback == CPU:
-            return Lease(devices=(CPU,) * request.n, fallback=CPU)
+        if on_cpu is not None:
+            return on_cpu
         hosts = request.n // request.per_host
         ways = "run with --energy-cluster, and work in ranks (fixture workers or backend)"
         raise ShortageError(f"{request} needs {hosts} hosts: {ways}")
@@ -73,16 +71,14 @@ def select_devices(
     fitting = [uuid for uuid in leasable.uuids if _find_mismatch(request, uuid, inventory) is None]
     if len(fitting) >= request.n:
         preferred = _sort_by_preference(fitting, warm) if len(fitting) > request.n else fitting
-        groups = _group_by_kind([_lease_one(uuid, inventory) for uuid in preferred], request.n, before)
-        choices = tuple(choice for group in groups for choice in group)
-        kinds = tuple(kind for kind, group in enumerate(groups) for _ in group) if len(groups) > 1 else ()
-        plan = Lease((), choices=choices, kinds=kinds, order=tuple(fitting))
-        return replace(plan.select(range(request.n)), choices=choices, kinds=kinds, order=plan.order)
+        choices = _keep_one_kind([_lease_one(uuid, inventory) for uuid in preferred], request.n, before)
+        plan = Lease((), choices=tuple(choices), order=tuple(fitting))
+        return replace(plan.select(range(request.n)), choices=plan.choices, order=plan.order)
     if inventory.lost and len(fitting) + len(inventory.lost) >= request.n and not leasable.on_purpose:
         # The test might use the lost board: skipping it or running on the CPU would hide the fault.
         raise DeviceError(f"{request}: {len(fitting)} GPUs fit; {'; '.join(inventory.lost.values())}")
-    if request.fallback == CPU:
-        return Lease(devices=(CPU,) * request.n, fallback=CPU)
+    if on_cpu is not None:
+        return on_cpu
     raise ShortageError(f"{request}: {_explain_shortage(request, len(fitting), leasable, inventory)}")
 
 
@@ -122,30 +118,17 @@ def list_leasable(
     Raises:
         DeviceError: A list of devices is invalid.
     """
-    if selection is None:
-        try:
-            listed = parse_visible_devices(environment, inventory)
-        except DeviceError as error:
-            # The environment assigns no identifiable GPU, which is not a fault of the host.
-            raise ShortageError(str(error)) from None
-        settings = describe_settings(environment, inventory)
-        source = f"{settings}: {listed.reason}" if listed.reason else settings
-    else:
-        try:
-            listed = VisibleDevices(parse_selection(selection, inventory))
-        except DeviceError as error:
-            raise DeviceError(f"--energy-gpus: {error}") from None
-        source = "" if selection == "all" else f"--energy-gpus={selection} chooses these"
+    listed, source = _read_list(inventory, selection, environment)
     if {*listed.uuids} >= {*inventory.uuids}:
         source = ""
     advice = OVERRIDE if selection is None and source else ""
-    notes = [source if listed.reason else ""]
     divided = [uuid for uuid in listed.uuids if inventory.board_instances(uuid)]
     empty = [uuid for uuid in listed.uuids if uuid in inventory.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in listed.uuids if uuid not in divided and uuid not in empty]
     parts = [part for uuid in divided for part in inventory.board_instances(uuid)]
     unlisted = selection is not None or VISIBLE_DEVICES not in environment
     shown = parts if instances and unlisted else inventory.shown_to_one_process(parts)
+    notes = []
     if instances:
         kept = [uuid for uuid in whole if inventory.instance(uuid) is not None]
         kept += [part.uuid for part in shown]
@@ -155,18 +138,35 @@ def list_leasable(
             names = ",".join(part.uuid for part in parts)
             named = f"name instances with --energy-gpus={names}, or request them with gpus(mig=...)"
             notes.append(f"{len(divided)} divided by MIG; {named}")
-    notes += [f"{len(empty)} {NO_INSTANCES}"] if empty else []
-    limits = "; ".join(filter(None, (source, *notes[1:], advice))) or None
-    reason = "; ".join(filter(None, notes)) or None if kept else limits
+    if empty:
+        notes.append(f"{len(empty)} {NO_INSTANCES}")
+    limits = "; ".join(filter(None, (source, *notes, advice))) or None
+    reason = "; ".join(filter(None, (source if listed.reason else "", *notes))) or None
     on_purpose = bool(advice) and not listed.uuids and listed.reason is None
-    return VisibleDevices(tuple(kept), reason, limits, on_purpose)
+    return VisibleDevices(tuple(kept), reason if kept else limits, limits, on_purpose)
+
+
+def _read_list(
+    inventory: Inventory, selection: str | None, environment: Mapping[str, str]
+) -> tuple[VisibleDevices, str]:
+    """Return the devices that the option or the environment lists, and what does so."""
+    if selection is not None:
+        try:
+            listed = VisibleDevices(parse_selection(selection, inventory))
+        except DeviceError as error:
+            raise DeviceError(f"--energy-gpus: {error}") from None
+        return listed, f"--energy-gpus={selection} chooses these"
+    try:
+        listed = parse_visible_devices(environment, inventory)
+    except DeviceError as error:
+        # The environment assigns no identifiable GPU, which is not a fault of the host.
+        raise ShortageError(str(error)) from None
+    settings = describe_settings(environment, inventory)
+    return listed, f"{settings}: {listed.reason}" if listed.reason else settings
 
 
 def count_leasable(selection: str | None) -> int:
     """Return how many GPUs and MIG instances tests may lease.
-
-    Args:
-        selection: Value of ``--energy-gpus``; without it the environment decides.
 
     Raises:
         DeviceError: The driver does not answer, or the environment or selection is invalid.
@@ -174,21 +174,20 @@ def count_leasable(selection: str | None) -> int:
     return len(list_leasable(read_inventory(), selection, os.environ).uuids)
 
 
-def _sort_by_preference(uuids: Sequence[str], warm: Collection[str] = ()) -> list[str]:
+def _sort_by_preference(uuids: Sequence[str], warm: Collection[str]) -> list[str]:
     """Sort devices: those with idle ranks of this run first, then by memory in use; unknown use comes last.
 
-    Devices within ``EQUAL_BYTES`` of the smallest use count as equal and keep the order of the environment.
+    Idle devices count as equal and keep the order of the environment.
     """
     used = read_memory_use(uuids)
-    equal = min(used.values(), default=0) + EQUAL_BYTES
-    return sorted(uuids, key=lambda uuid: (uuid not in warm, max(used.get(uuid, sys.maxsize), equal)))
+    return sorted(uuids, key=lambda uuid: (uuid not in warm, max(used.get(uuid, sys.maxsize), IDLE_BYTES)))
 
 
-def _group_by_kind(leases: Sequence[Lease], n: int, before: Sequence[Board]) -> list[list[Lease]]:
-    """Group devices of which a test may take ``n``: each kind that has enough, or else all in one group.
+def _keep_one_kind(leases: list[Lease], n: int, before: Sequence[Board]) -> list[Lease]:
+    """Keep the devices of the kind on which a test ran before, or for several those of the first kind.
 
     A test on several kinds would be as slow as the slowest, and its energy could not be compared with that
-    of a test on other boards.
+    of a test on other boards. If no kind has enough devices, all are kept.
     """
     kinds: dict[object, list[Lease]] = {}
     for lease in leases:
@@ -196,8 +195,8 @@ def _group_by_kind(leases: Sequence[Lease], n: int, before: Sequence[Board]) -> 
     enough = {kind: group for kind, group in kinds.items() if len(group) >= n}
     wanted = {_kind(board) for board in before}
     if len(wanted) == 1 and wanted <= enough.keys():
-        return [enough[kind] for kind in wanted]
-    return list(enough.values()) if enough and n > 1 else [list(leases)]
+        return enough[wanted.pop()]
+    return next(iter(enough.values()), leases) if n > 1 else leases
 
 
 def _kind(device: Board) -> object:
@@ -220,8 +219,9 @@ def _find_mismatch(request: GpuRequest, uuid: str, inventory: Inventory) -> str 
     profile = None if instance is None else instance.profile
     if request.mig is not None and profile != request.mig.lower():
         return profile or "unknown profile"
-    if request.memory is not None and (device.memory_bytes or 0) < request.memory_bytes:
-        return format_memory(device.memory_bytes, request.memory_unit)
+    if request.memory is not None:
+        needed, unit = parse_memory(request.memory)
+        return None if (device.memory_bytes or 0) >= needed else format_memory(device.memory_bytes, unit)
     return None
 
 
@@ -231,16 +231,16 @@ def _explain_shortage(
     """Explain in one line how many devices fit, and why the others do not."""
     if not inventory.boards:
         return f"this host has no GPU ({inventory.driver_missing or 'NVML shows none'})"
+    limits = f" ({leasable.limits})" if leasable.limits else ""
     if request.mig is not None and not leasable.uuids:
         return (
-            f"there is no MIG instance here{f' ({leasable.limits})' if leasable.limits else ''}; nvidia-smi "
-            f"mig -cgi {request.mig} -C makes one on a board in MIG mode"
+            f"there is no MIG instance here{limits}; nvidia-smi mig -cgi {request.mig} -C makes one on a "
+            "board in MIG mode"
         )
     kind = "MIG instances" if request.mig is not None else "GPUs"
     if fitting == len(leasable.uuids):
         total = len(inventory.instances if request.mig is not None else inventory.boards)
-        cause = f" ({leasable.limits})" if leasable.limits else ""
-        return f"only {fitting} of {total} {kind} may be used here{cause}"
+        return f"only {fitting} of {total} {kind} may be used here{limits}"
     counts = Counter(filter(None, (_find_mismatch(request, uuid, inventory) for uuid in leasable.uuids)))
     others = ", ".join(f"{n} × {text}" if n > 1 else text for text, n in counts.items())
     details = "; ".join(filter(None, (others, leasable.limits)))

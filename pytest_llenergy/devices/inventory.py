@@ -9,18 +9,19 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
+from itertools import count, islice
 from pathlib import Path
 
 import msgspec
 
 from pytest_llenergy.devices.timeouts import KILL_TIMEOUT_S, QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError
+from pytest_llenergy.lifetime import module_command
 from pytest_llenergy.record.environment import Board
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -116,18 +117,16 @@ class Inventory:
 
     def index(self, uuid: str) -> int:
         """Return the PCI position of a board, or of the board of an instance."""
-        index = self._position(uuid)
-        for lost in sorted(self.lost):
-            index += lost <= index
-        return index
+        positions = (position for position in count() if position not in self.lost)
+        return next(islice(positions, self._place(uuid), None))
 
     def device(self, uuid: str) -> Board:
         """Return the description of a board, or of an instance, named as CUDA names it."""
-        board, instance = self.boards[self._position(uuid)], self.instance(uuid)
+        board, instance = self.boards[self._place(uuid)], self.instance(uuid)
         if instance is None:
             return board
         name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
-        return Board(uuid, name, board.pci_bus_id, memory_bytes=instance.memory_bytes)
+        return Board(uuid=uuid, name=name, pci_bus_id=board.pci_bus_id, memory_bytes=instance.memory_bytes)
 
     def shown_to_one_process(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
         """Return the instances that CUDA shows to one process, in the given order."""
@@ -139,7 +138,7 @@ class Inventory:
             first.setdefault((instance.board, instance.gpu_instance), instance)
         return tuple(first.values())
 
-    def _position(self, uuid: str) -> int:
+    def _place(self, uuid: str) -> int:
         instance = self.instance(uuid)
         return self.uuids.index(instance.board if instance else uuid)
 
@@ -159,10 +158,10 @@ def read_inventory() -> Inventory:
 @cache
 def find_gpus() -> Inventory:
     """Return what the driver shows, or why that is unknown: read once, until ``find_gpus.cache_clear()``."""
-    if not may_have_gpus(os.environ):
+    if not _may_have_gpus():
         return Inventory(driver_missing="NVML: Shared Library Not Found; install the NVIDIA driver")
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("probe.py"))],
+        module_command("pytest_llenergy.devices.probe"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -182,9 +181,9 @@ def find_gpus() -> Inventory:
             process.wait(KILL_TIMEOUT_S)
 
 
-def may_have_gpus(environment: Mapping[str, str]) -> bool:
+def _may_have_gpus() -> bool:
     """Return whether the host has a library of a GPU driver. It is not initialised."""
-    folders = filter(None, environment.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     if any((Path(folder) / LIBRARY).exists() for folder in folders) or find_spec("amdsmi") is not None:
         return True
     try:

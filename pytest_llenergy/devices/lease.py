@@ -31,16 +31,14 @@ class DeviceLock:
 
 @dataclass(frozen=True)
 class LockRequest:
-    """A request for all locks of ``always``, and for ``n`` of the ``choices``, which must be of one kind.
+    """A request for all locks of ``always``, and for ``n`` of the ``choices``.
 
-    A choice is one device with all locks that it needs; the lock of the device itself comes first. ``kinds``
-    has a number for each choice; without it all are of one kind.
+    A choice is one device with all locks that it needs; the lock of the device itself comes first.
     """
 
     always: tuple[DeviceLock, ...] = ()
     n: int = 0
     choices: tuple[tuple[DeviceLock, ...], ...] = ()
-    kinds: tuple[int, ...] = ()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -52,36 +50,34 @@ class LockRequest:
     @property
     def all_locks(self) -> set[DeviceLock]:
         """Every lock that the request may take."""
-        return {lock for choice in (self.always, *self.choices) for lock in choice}
+        return self.locks_of(range(len(self.choices)))
 
     def locks_of(self, chosen: Iterable[int]) -> set[DeviceLock]:
         """The locks to hold with these choices."""
         return {*self.always, *(lock for index in chosen for lock in self.choices[index])}
 
     def select(self, is_possible: Callable[[tuple[DeviceLock, ...]], bool]) -> tuple[int, ...] | None:
-        """Return the indices of the first ``n`` possible choices of a kind; None if there are fewer."""
-        kinds = self.kinds or (0,) * len(self.choices)
-        for kind in dict.fromkeys(kinds) or (0,):
-            group = (index for index, each in enumerate(kinds) if each == kind)
-            possible = (index for index in group if is_possible(self.choices[index]))
-            if len(chosen := tuple(islice(possible, self.n))) == self.n:
-                return chosen
-        return None
+        """Return the indices of the first ``n`` possible choices; None if there are fewer."""
+        possible = (index for index, choice in enumerate(self.choices) if is_possible(choice))
+        chosen = tuple(islice(possible, self.n))
+        return chosen if len(chosen) == self.n else None
 
 
 @dataclass(frozen=True, repr=False)
 class Lease:
     """Devices that one test holds while it runs.
 
-    ``devices`` names one device per rank: the full UUID of a GPU or MIG instance, or ``cpu`` for each CPU
-    rank. ``boards`` describes each leased GPU, ``indices`` gives its place in PCI order, and ``divided``
-    names the boards that leased MIG instances are part of. ``fallback`` is ``"cpu"`` if GPUs were requested
-    and the mark allowed CPU ranks instead.
-
     Before the locks are taken, a lease is a plan: ``devices`` are the preferred devices, and ``choices`` has
     a lease for each suitable device, the preferred first. Without choices the test needs exactly ``devices``.
-    With ``kinds``, a number for each choice, it needs devices of one kind. The devices taken keep the
-    ``order`` of the environment.
+
+    Attributes:
+        devices: One per rank: the full UUID of a GPU or MIG instance, or ``cpu`` for each CPU rank.
+        boards: A description of each leased GPU.
+        indices: Their places in PCI order.
+        fallback: ``"cpu"`` if GPUs were requested and the mark allowed CPU ranks instead.
+        divided: The boards that leased MIG instances are part of.
+        choices: A lease for each suitable device.
+        order: The order of the environment, which the devices that are taken keep.
     """
 
     devices: tuple[str, ...]
@@ -90,7 +86,6 @@ class Lease:
     fallback: str | None = None
     divided: tuple[str, ...] = ()
     choices: tuple[Lease, ...] = ()
-    kinds: tuple[int, ...] = ()
     order: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -129,17 +124,14 @@ class Lease:
         """Return the locks to take: as many choices as there are devices, and all of ``also``."""
         if not self.choices:
             return LockRequest(always=(*self.locks, *also))
-        choices = tuple(choice.locks for choice in self.choices)
-        return LockRequest(tuple(also), len(self.devices), choices, self.kinds)
+        return LockRequest(tuple(also), len(self.devices), tuple(choice.locks for choice in self.choices))
 
     def select(self, chosen: Iterable[int]) -> Lease:
         """Return the lease of the choices with these indices; the lease itself if it has no choices."""
         if not self.choices:
             return self
-        taken = [self.choices[index] for index in chosen]
-        if self.order:
-            taken.sort(key=lambda choice: self.order.index(choice.devices[0]))
-        return join_leases(taken)
+        taken = (self.choices[index] for index in chosen)
+        return join_leases(sorted(taken, key=lambda choice: self.order.index(choice.devices[0])))
 
 
 def join_leases(leases: Sequence[Lease]) -> Lease:

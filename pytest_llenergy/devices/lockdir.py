@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the lock directory that all users of a host share."""
+"""The lock directory that all users of a host share."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,62 +14,64 @@ from pytest_llenergy.errors import DeviceError
 LOCK_DIR_VARIABLE = "LLENERGY_LOCK_DIR"
 
 #: Tried in this order, which is the same for every user, whatever their TMPDIR. Administrators may create the
-#: first.
-#: Not /dev/shm: systemd-logind removes a user's files there at logout (``RemoveIPC=``, logind.conf(5)).
+#: first. Not /dev/shm: systemd-logind removes a user's files there at logout (RemoveIPC=, logind.conf(5)).
 CANDIDATES = ("/run/lock/llenergy", "/run/lock", "/tmp", "/private/tmp")
 
 #: Prefix of every file of this package in the directory.
 FILE_PREFIX = "llenergy-"
 
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: Files are readable by all, whatever the umask: others cannot lock a file that they cannot open.
+FILE_MODE = 0o644
 
-#: Files that container runtimes leave in the root directory.
-CONTAINER_MARKERS = ("/.dockerenv", "/run/.containerenv")
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class LockDirectory:
-    """The open lock directory. All access uses ``descriptor``, so that replacing the path has no effect."""
+    """The open lock directory, which its user closes."""
 
     path: Path
     descriptor: int
+
+    def create(self, name: str) -> int:
+        """Create a file that does not exist, readable by all. Returns its descriptor, for writing."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(name, flags, FILE_MODE, dir_fd=self.descriptor)
+        os.fchmod(descriptor, FILE_MODE)
+        return descriptor
+
+    def list_names(self, prefix: str, suffix: str = "") -> list[str]:
+        """Return the names of our files that begin and end so."""
+        names = sorted(os.listdir(self.descriptor))  # noqa: PTH208 - by descriptor
+        return [name for name in names if name.startswith(prefix) and name.endswith(suffix)]
 
     def close(self) -> None:
         """Close the descriptor; call once."""
         os.close(self.descriptor)
 
 
-def open_lock_directory(
-    environment: Mapping[str, str] = os.environ, candidates: Sequence[str] = CANDIDATES
-) -> LockDirectory:
+def open_lock_directory(environment: Mapping[str, str] = os.environ) -> LockDirectory:
     """Open ``LLENERGY_LOCK_DIR``, or the first candidate that several users may write to.
-
-    Returns:
-        The open directory, which the caller closes.
 
     Raises:
         DeviceError: Others could remove the files of this user, or this user may not write there.
     """
     named = environment.get(LOCK_DIR_VARIABLE)
     refusals = []
-    for path in map(Path, [named] if named else candidates):
+    for path in map(Path, [named] if named else CANDIDATES):
         fault = _find_fault(path, is_named=bool(named))
         if fault is None:
-            # Otherwise not the next one: other users share this directory.
-            if not os.access(path, os.W_OK | os.X_OK):
-                refusals = [f"{path}: you may not write to it"]
-                break
             return LockDirectory(path, os.open(path, READ_FLAGS | os.O_DIRECTORY))
         refusals.append(f"{path}: {fault}")
     where = f"{LOCK_DIR_VARIABLE}=" if named else "no lock directory for leases: "
     raise DeviceError(
         f"{where}{'; '.join(refusals)}; make one that root or you own, with mode 1777 if others use it too "
-        f"(default: {candidates[0]}), and set {LOCK_DIR_VARIABLE} to its absolute path"
+        f"(default: {CANDIDATES[0]}), and set {LOCK_DIR_VARIABLE} to its absolute path"
     )
 
 
 def _find_fault(path: Path, *, is_named: bool) -> str | None:
-    """Explain why a directory cannot be used, by whoever it may be."""
+    """Explain why a directory cannot be used; None if it can."""
     try:
         state = path.lstat()
     except OSError as error:
@@ -86,7 +88,7 @@ def _find_fault(path: Path, *, is_named: bool) -> str | None:
         return f"others may remove your files in it (owner {user_name(state.st_uid)}, mode {mode:04o})"
     if not is_named and not mode & 0o022:
         return f"only {user_name(state.st_uid)} may write to it (mode {mode:04o})"
-    return None
+    return None if os.access(path, os.W_OK | os.X_OK) else "you may not write to it"
 
 
 def user_name(uid: int) -> str:
@@ -97,18 +99,3 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"uid {uid}"
-
-
-def explain_uncoordinated(directory: Path) -> str | None:
-    """Explain why the rest of the host does not see leases in this directory; None if it may see them.
-
-    A container's own file system is not the host's. A directory that is mounted into it has another device.
-    """
-    marker = next(filter(os.path.exists, CONTAINER_MARKERS), None)
-    if marker is None or directory.stat().st_dev != Path("/").stat().st_dev:
-        return None
-    return (
-        f"GPU leases are not coordinated with the host: this is a container ({marker}) that does not share "
-        f"{directory} with the host; mount a directory of the host, such as "
-        f"-v {CANDIDATES[0]}:{CANDIDATES[0]}, and set {LOCK_DIR_VARIABLE} to it"
-    )

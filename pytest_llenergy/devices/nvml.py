@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from pytest_llenergy.devices.probe import (
-    MissingDriverError,
-    ProbeError,
-    open_nvml,
-    read_or_none,
-    read_text,
-)
 from pytest_llenergy.errors import DeviceError, NoDriverError
+
+T = TypeVar("T")
+
+#: What this package needs of pynvml. Other packages of that name lack some of it.
+NEEDED = ("nvmlInit", "nvmlDeviceGetFieldValues", "nvmlMemory_v2", "nvmlDeviceGetComputeRunningProcesses_v3")
 
 #: Member of ``nvmlValue_t`` that holds a value, indexed by ``nvmlValueType_t`` (nvml.h).
 VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
@@ -65,16 +63,21 @@ class Session:
 
     Raises:
         NoDriverError: The host has no driver, or pynvml is missing.
-        DeviceError: The driver refuses.
+        DeviceError: The driver refuses, or pynvml is another package.
     """
 
     def __init__(self) -> None:
+        self.module = nvml = _import_pynvml()
         try:
-            self.module: Any = open_nvml()
-        except MissingDriverError as error:
-            raise NoDriverError(str(error)) from None
-        except ProbeError as error:
-            raise DeviceError(str(error)) from None
+            nvml.nvmlInit()
+        except nvml.NVMLError_LibraryNotFound as error:
+            reason = str(error).removeprefix("NVML ")
+            raise NoDriverError(f"NVML: {reason}; install the NVIDIA driver") from None
+        except nvml.NVMLError_DriverNotLoaded as error:
+            raise NoDriverError(f"NVML: {error}; load the NVIDIA kernel module") from None
+        except nvml.NVMLError as error:
+            # If the driver refuses, the host may still have a GPU.
+            raise DeviceError(f"NVML: {error}; see nvidia-smi") from None
 
     def close(self) -> None:
         """Shut NVML down."""
@@ -87,24 +90,17 @@ class Session:
         Raises:
             DeviceError: Neither answers; the message has the UUID and the driver's message.
         """
+        nvml = self.module
         try:
-            device = handle = self.module.nvmlDeviceGetHandleByUUID(uuid)
-            if self._is_mig(device):
-                handle = self.module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
-            board_uuid = read_text(self.module.nvmlDeviceGetUUID, handle)
-            name = read_text(self.module.nvmlDeviceGetName, handle)
-            return BoardHandle(board_uuid, name, handle, uuid, device)
-        except self.module.NVMLError as error:
+            device = handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            # None without support for MIG; else a ctypes integer, which is true whatever its value.
+            is_mig = read_or_none(nvml, lambda: nvml.nvmlDeviceIsMigDeviceHandle(device))
+            if getattr(is_mig, "value", is_mig):
+                handle = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device)
+            board_uuid = read_text(nvml.nvmlDeviceGetUUID, handle)
+            return BoardHandle(board_uuid, read_text(nvml.nvmlDeviceGetName, handle), handle, uuid, device)
+        except nvml.NVMLError as error:
             raise DeviceError(f"NVML: {uuid} does not answer ({error}); see nvidia-smi -L") from None
-
-    def _is_mig(self, handle: Any) -> bool:
-        try:
-            answer = self.module.nvmlDeviceIsMigDeviceHandle(handle)
-            # pynvml returns a ctypes integer, which is true whatever its value.
-            return bool(getattr(answer, "value", answer))
-        except self.module.NVMLError:
-            # The driver or the board does not support MIG.
-            return False
 
     def read_fields(self, handle: Any, codes: Sequence[tuple[int, int]]) -> list[float | str]:
         """Read fields, given as (id, scope), in one call: a value or the driver's message for each."""
@@ -158,6 +154,42 @@ class Session:
             return str(error)
 
 
+def _import_pynvml() -> Any:
+    """Import pynvml of nvidia-ml-py.
+
+    Raises:
+        NoDriverError: It is missing.
+        DeviceError: Another package or file has its name.
+    """
+    try:
+        # The obsolete package pynvml, which other packages install, warns on import.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            import pynvml
+    except ModuleNotFoundError:
+        raise NoDriverError("NVML: the module pynvml is missing; pip install nvidia-ml-py") from None
+    if not all(hasattr(pynvml, name) for name in NEEDED):
+        raise DeviceError(
+            f"NVML: {pynvml.__file__} is not that of nvidia-ml-py; remove it, then pip install "
+            "--force-reinstall nvidia-ml-py"
+        )
+    return pynvml
+
+
+def read_or_none(nvml: Any, read: Callable[[], T]) -> T | None:
+    """Return a value, or None if NVML does not support it."""
+    try:
+        return read()
+    except nvml.NVMLError:
+        return None
+
+
+def read_text(function: Any, *arguments: Any) -> str:
+    """Call a function of pynvml that returns text, which may have bytes that are not UTF-8."""
+    text = getattr(function, "__wrapped__", function)(*arguments)
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
 def read_used_bytes(nvml: Any, handle: Any) -> int | None:
     """Return the memory in use on a board or instance; None if the driver does not report it.
 
@@ -165,11 +197,6 @@ def read_used_bytes(nvml: Any, handle: Any) -> int | None:
     since included it, some hundred MB (nvml.h: ``nvmlMemory_t``, ``nvmlMemory_v2_t``).
     """
     for version in (nvml.nvmlMemory_v2, None):
-        used = read_or_none(nvml, partial(_read_used, nvml, handle, version))
-        if used is not None:
-            return used
+        with suppress(nvml.NVMLError):
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle, version).used)
     return None
-
-
-def _read_used(nvml: Any, handle: Any, version: int | None) -> int:
-    return int(nvml.nvmlDeviceGetMemoryInfo(handle, version).used)

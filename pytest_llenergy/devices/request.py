@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from pytest_llenergy.errors import PlanError
 
@@ -16,6 +15,8 @@ UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "Ti
 
 #: Compute slices if fewer than GPU slices, GPU slices, memory.
 PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb")
+
+SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([mgt]i?b)\s*", re.I | re.A)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class GpuRequest:
     isolate: bool | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or isinstance(self.n, bool) or self.n < 1:
+        if not _is_count(self.n):
             raise PlanError(f"n is {self.n!r}, needs a whole number, 1 or more")
         if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
             raise PlanError(f'name is {self.name!r}, needs a part of the product name, such as "H200"')
@@ -60,7 +61,7 @@ class GpuRequest:
             parse_memory(self.memory)
         if self.mig is not None and not (isinstance(self.mig, str) and PROFILE.fullmatch(self.mig.lower())):
             raise PlanError(f'mig is {self.mig!r}, needs a profile such as "1g.10gb" (nvidia-smi mig -lgip)')
-        if self.per_host is not None and (type(self.per_host) is not int or self.per_host < 1):
+        if self.per_host is not None and not _is_count(self.per_host):
             raise PlanError(f"per_host is {self.per_host!r}, needs a whole number, 1 or more")
         if self.per_host is not None and self.n % self.per_host:
             raise PlanError(
@@ -72,24 +73,15 @@ class GpuRequest:
                 'each used once, such as {"prefill": [0], "decode": [1]}'
             )
 
-    @cached_property
-    def memory_bytes(self) -> int:
-        """Minimum total memory of each device; 0 without a requirement."""
-        return parse_memory(self.memory)[0] if self.memory is not None else 0
-
-    @property
-    def memory_unit(self) -> str:
-        """Unit of ``memory``."""
-        return parse_memory(self.memory)[1] if self.memory is not None else "GB"
-
     def __str__(self) -> str:
         """Return the request as its mark is written."""
-        arguments = (
-            *(("name", self.name), ("memory", self.memory), ("mig", self.mig)),
-            ("per_host", self.per_host),
-        )
-        given = (f", {name}={value!r}" for name, value in arguments if value is not None)
+        names = ("name", "memory", "mig", "per_host")
+        given = (f", {name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None)
         return f"gpus({self.n}{''.join(given)})"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
 
 
 def _are_roles(roles: object, n: int) -> bool:
@@ -101,29 +93,22 @@ def _are_roles(roles: object, n: int) -> bool:
     return all(type(each) is int and 0 <= each < n for each in named) and len(set(named)) == len(named)
 
 
-def parse_memory(text: str) -> tuple[int, str]:
-    """Parse a size such as ``40 GB`` (10^9) or ``40 GiB`` (2^30).
-
-    Returns:
-        Bytes and unit.
+def parse_memory(text: object) -> tuple[int, str]:
+    """Parse a size such as ``40 GB`` (10^9) or ``40 GiB`` (2^30). Returns bytes and unit.
 
     Raises:
         PlanError: The text is not such a size.
     """
-    # The argument of a mark may have any type.
-    match = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([mgt]i?b)\s*", text, re.I | re.A)
-        if isinstance(text, str)
-        else None
+    match = SIZE.fullmatch(text) if isinstance(text, str) else None
+    if match is not None:
+        unit = next(each for each in UNITS if each.lower() == match[2].lower())
+        size = float(match[1]) * UNITS[unit]
+        if 0 < size < math.inf:
+            return round(size), unit
+    raise PlanError(
+        f'memory is {text!r}, needs a number above 0 and a unit, such as "40 GB" or "40 GiB" '
+        f"(units: {', '.join(UNITS)})"
     )
-    unit = next((each for each in UNITS if match is not None and each.lower() == match[2].lower()), "")
-    size = float(match[1]) * UNITS[unit] if match is not None else 0.0
-    if not 0 < size < math.inf:
-        raise PlanError(
-            f'memory is {text!r}, needs a number above 0 and a unit, such as "40 GB" or "40 GiB" '
-            f"(units: {', '.join(UNITS)})"
-        )
-    return round(size), unit
 
 
 def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
@@ -135,5 +120,4 @@ def format_memory(memory_bytes: int | None, unit: str = "GiB") -> str:
         return "unknown memory"
     if memory_bytes < UNITS[unit]:
         unit = f"M{unit[1:]}"
-    tenths = memory_bytes * 10 // UNITS[unit]
-    return f"{tenths / 10:g} {unit}" if tenths % 10 else f"{tenths // 10} {unit}"
+    return f"{memory_bytes * 10 // UNITS[unit] / 10:g} {unit}"

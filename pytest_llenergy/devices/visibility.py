@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import takewhile
 
+from pytest_llenergy.devices.amd_smi import is_amd
 from pytest_llenergy.devices.inventory import MIG_PREFIX, NO_INSTANCES, Inventory
 from pytest_llenergy.errors import DeviceError
 
@@ -28,9 +29,6 @@ ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 #: The end of a reason why the environment allows too few GPUs, on pytest's own host.
 OVERRIDE = "--energy-gpus=all overrides it on purpose"
 BOARD_PREFIX = "GPU-"
-
-#: UUID of a board of AMD.
-AMD_UUID = re.compile(r"GPU-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,6 @@ class VisibleDevices:
     reason: str | None = None
     limits: str | None = None
     on_purpose: bool = False
-
-
-def is_amd(uuid: str) -> bool:
-    """Return whether this is the UUID of an AMD board."""
-    return AMD_UUID.fullmatch(uuid) is not None
 
 
 def visible_variables(uuids: Sequence[str]) -> dict[str, str]:
@@ -88,30 +81,31 @@ def parse_visible_devices(environment: Mapping[str, str], inventory: Inventory) 
         if value.startswith(MIG_PREFIX):
             return _parse_instances(value, inventory)
         if value.startswith(BOARD_PREFIX):
-            visible = _parse_names(value, BOARD_PREFIX, [(uuid, uuid) for uuid in visible.uuids])
-            continue
-        visible = _parse_numbers(value, visible.uuids)
-        _check_order(value, environment, visible, inventory)
+            visible = _parse_names(value, BOARD_PREFIX, {uuid: uuid for uuid in visible.uuids})
+        else:
+            visible = _parse_numbers(value, visible.uuids)
+            _check_order(value, environment, visible, inventory)
     return visible
 
 
-def _parse_names(value: str, prefix: str, names: Sequence[tuple[str, str]]) -> VisibleDevices:
-    """Parse elements that begin with the prefix, among devices given as (name, UUID)."""
+def _parse_names(value: str, prefix: str, uuid_of: Mapping[str, str]) -> VisibleDevices:
+    """Parse elements that begin with the prefix, among the UUIDs of devices by name."""
     elements = value.split(",")
     prefixed = [*takewhile(lambda element: element.startswith(prefix), elements)]
-    matches = (_match_uuids(element, names) for element in prefixed)
+    matches = (_match_uuids(element, uuid_of) for element in prefixed)
     chosen = [found[0] for found in takewhile(lambda found: len(found) == 1, matches)]
     # An element that is repeated after the end of the list counts too.
-    return _end_list(elements, chosen, [*prefixed], [*chosen])
+    return _end_list(elements, chosen, prefixed, chosen)
 
 
-def _match_uuids(element: str, names: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the UUIDs of devices, given as (name, UUID), whose name is the element or begins with it.
+def _match_uuids(element: str, uuid_of: Mapping[str, str]) -> list[str]:
+    """Return the UUIDs of devices whose name is the element or begins with it.
 
     Legacy names of MIG instances must match as a whole.
     """
-    whole = [uuid for name, uuid in names if name == element]
-    return whole or [uuid for name, uuid in names if "/" not in name and name.startswith(element)]
+    if element in uuid_of:
+        return [uuid_of[element]]
+    return [uuid for name, uuid in uuid_of.items() if "/" not in name and name.startswith(element)]
 
 
 def _parse_numbers(value: str, uuids: Sequence[str]) -> VisibleDevices:
@@ -127,7 +121,7 @@ def _parse_number(element: str) -> int:
     return int(Decimal(number.group(1))) if number else -1
 
 
-def _end_list(elements: Sequence[str], chosen: list[str], *unique: Sequence[object]) -> VisibleDevices:
+def _end_list(elements: Sequence[str], chosen: Sequence[str], *unique: Sequence[object]) -> VisibleDevices:
     """Return the devices of a list, and which element ended it; none if a device is repeated."""
     for values in unique:
         for place, value in enumerate(values):
@@ -142,22 +136,19 @@ def _end_list(elements: Sequence[str], chosen: list[str], *unique: Sequence[obje
 def _parse_instances(value: str, inventory: Inventory) -> VisibleDevices:
     named = _parse_names(value, MIG_PREFIX, _instance_names(inventory))
     by_uuid = {instance.uuid: instance for instance in inventory.instances}
-    instances = [by_uuid[uuid] for uuid in named.uuids]
-    shown = inventory.shown_to_one_process(instances)
-    if len(shown) == len(instances):
+    shown = [part.uuid for part in inventory.shown_to_one_process([by_uuid[uuid] for uuid in named.uuids])]
+    if len(shown) == len(named.uuids):
         return named
-    kept = ", ".join(instance.uuid for instance in shown)
     reason = (
-        f"CUDA with driver {inventory.driver} shows one process {kept} of the {len(instances)} MIG "
-        f"instances; --energy-gpus={','.join(named.uuids)} gives each rank one"
+        f"CUDA with driver {inventory.driver} shows one process {', '.join(shown)} of the {len(named.uuids)} "
+        f"MIG instances; --energy-gpus={','.join(named.uuids)} gives each rank one"
     )
-    return replace(named, uuids=tuple(instance.uuid for instance in shown), reason=reason)
+    return replace(named, uuids=tuple(shown), reason=reason)
 
 
-def _instance_names(inventory: Inventory) -> list[tuple[str, str]]:
-    """Return each instance under its UUID and its legacy name, which are the same with old drivers."""
-    named = {name: each.uuid for each in inventory.instances for name in (each.legacy_name, each.uuid)}
-    return list(named.items())
+def _instance_names(inventory: Inventory) -> dict[str, str]:
+    """Return the UUIDs of instances by UUID and by legacy name, which are the same with old drivers."""
+    return {name: each.uuid for each in inventory.instances for name in (each.legacy_name, each.uuid)}
 
 
 def _check_order(
@@ -201,14 +192,13 @@ def _parse_device(element: str, inventory: Inventory) -> str:
         # Lost boards keep their numbers.
         matches = [uuid for uuid in inventory.uuids if inventory.index(uuid) == Decimal(element)]
     else:
-        names = [(uuid, uuid) for uuid in inventory.uuids] + _instance_names(inventory)
+        names = {uuid: uuid for uuid in inventory.uuids} | _instance_names(inventory)
         matches = _match_uuids(element, names) if element else []
     if len(matches) != 1:
         labels = [*inventory.uuids, *(instance.label for instance in inventory.instances)]
         present = ", ".join(labels) or f"none ({inventory.driver_missing or 'NVML shows none'})"
         raise DeviceError(f"{element!r} does not match exactly one GPU; present: {present}")
-    instances = inventory.board_instances(matches[0])
-    if instances:
+    if instances := inventory.board_instances(matches[0]):
         raise DeviceError(
             f"{element!r} is divided by MIG and cannot be used whole; name an instance: "
             f"{', '.join(instance.label for instance in instances)}"

@@ -181,7 +181,7 @@ class RankService:
             except SettingsRefusedError as error:
                 return msgspec.to_builtins(SettingsAnswer(refusal=str(error)))
             self._end_settings = end.pop_all()
-        return msgspec.to_builtins(SettingsAnswer(applied.boards))
+        return msgspec.to_builtins(SettingsAnswer(applied))
 
     def _restore_boards(self) -> None:
         """Put the settings back, if any were changed."""

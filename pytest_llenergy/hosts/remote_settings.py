@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from pytest_llenergy.devices.board_settings import AppliedSettings, GpuSettings, SettingsRefusedError
+from pytest_llenergy.devices.board_settings import GpuSettings, SettingsRefusedError
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError, WorkerError
 from pytest_llenergy.hosts.client import AgentClient
@@ -24,7 +24,7 @@ ANSWER_TIMEOUT_S = 4 * QUERY_TIMEOUT_S
 
 
 @contextmanager
-def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Iterator[AppliedSettings]:
+def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Iterator[list[BoardSettings]]:
     """Apply settings to the boards that are leased on these hosts until the block ends.
 
     Raises:
@@ -41,7 +41,7 @@ def apply_on_hosts(settings: GpuSettings, clients: Sequence[AgentClient]) -> Ite
             if answer.refusal is not None:
                 raise SettingsRefusedError(f"{client.name}: {answer.refusal}")
             boards += answer.boards
-        yield AppliedSettings(boards)
+        yield boards
     finally:
         _restore(clients)
 

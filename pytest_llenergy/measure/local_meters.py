@@ -12,8 +12,8 @@ from functools import partial
 import msgspec
 
 from pytest_llenergy import real_time
-from pytest_llenergy.devices.condition import process_tree
 from pytest_llenergy.devices.cpu import load_average
+from pytest_llenergy.devices.processes import process_tree
 from pytest_llenergy.energy.attribution import read_cpu
 from pytest_llenergy.energy.cpu_time import ProcessTree
 from pytest_llenergy.energy.meters.select import Selection
@@ -161,7 +161,7 @@ class LocalMeters:
             before=self._before,
             during=self._during,
             after=self._after,
-            unleased=self._watch.find_others(process_tree(servers)) if servers else (),
+            unleased=self._watch.find_others(process_tree(*servers)) if servers else (),
         )
 
     def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:

@@ -11,12 +11,8 @@ from statistics import fmean, median, stdev
 
 import msgspec
 
-from pytest_llenergy.devices.condition import (
-    Condition,
-    find_foreign_processes,
-    own_process_tree,
-    sees_all_pids,
-)
+from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.devices.processes import find_foreign_processes, process_tree, sees_all_pids
 from pytest_llenergy.energy.attribution import is_busy
 from pytest_llenergy.energy.trace import Trace
 from pytest_llenergy.energy.uncertainty import WindowEnergy, student_factor
@@ -201,7 +197,7 @@ def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
 def _board_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     flags: list[Flag] = []
     servers = measured.timeline.servers
-    own_pids = own_process_tree(servers) if servers and measured.after else None
+    own_pids = process_tree(os.getpid(), *servers) if servers and measured.after else None
     for uuid, after in (measured.after or {}).items():
         before = (measured.before or {}).get(uuid)
         flags += _throttled_flags(uuid, before, after, duration_s)
@@ -252,7 +248,7 @@ def _foreign_flags(
 ) -> list[Flag]:
     unknown: str | None = None
     for condition in conditions:
-        others = find_foreign_processes(condition, own_pids)
+        others = find_foreign_processes(condition.processes, own_pids)
         if isinstance(others, str):
             unknown = others
         elif others:

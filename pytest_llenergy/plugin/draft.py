@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_llenergy.devices.board_settings import AppliedSettings
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.window import Window
 from pytest_llenergy.measure.experiment import Experiment
@@ -18,6 +17,7 @@ from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import (
     BackendInfo,
+    BoardSettings,
     CustomMetric,
     Flag,
     MeterInfo,
@@ -60,7 +60,7 @@ class Draft:
     lease_intact: Callable[[], bool] = bool
     #: The mark ``gpu_settings`` at the time of the lease.
     wanted_settings: Mapping[str, Any] | None = None
-    settings: AppliedSettings | None = None
+    settings: Sequence[BoardSettings] = ()
     device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -51,10 +51,9 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     state, draft = state_of(item.config), draft_of(item)
     draft.wanted_settings = plan_of(item).gpu_settings
     # An earlier attempt may have left them.
-    draft.lease = draft.settings = None
-    draft.gang = None
+    draft.lease, draft.settings, draft.gang, draft.lease_wait_s = None, (), None, None
     state.pool.begin_test(str(item.path))
-    settings, wanted_settings = state.settings, gpu_settings_of(item, draft.wanted_settings)
+    wanted_settings = gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
     one_process = draft.in_process or ISOLATED in item.stash
     if one_process and request is not None and request.n > (request.per_host or request.n):
@@ -62,7 +61,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
             f"@pytest.mark.{request} asks for several hosts, and the code of this test runs in one process; "
             "run it in ranks: energy(...), or the fixture workers"
         )
-    if request is not None and settings.cluster != "local" and not one_process:
+    if request is not None and state.settings.cluster != "local" and not one_process:
         with _lease_on_cluster(item, request, wanted_settings) as lease:
             yield lease
         return
@@ -70,58 +69,68 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         gangs.give_back()
     # Code in this process may run on any device that this process sees.
     every = request is None and draft.in_process
-    try:
-        if (own := state.worker_gpus) is not None and (every or request is not None):
-            possible = own.lease if request is None else own.choose(request)
-        else:
-            wanted, flags = request_visible(settings.gpus, state.environment) if every else (request, [])
-            draft.flags += flags
-            before = state.boards_before(item) if wanted is not None else ()
-            allowed = state.allowed_gpus(item, wanted)
-            possible = select_devices(wanted, allowed, state.environment, state.warm, before)
-    except ShortageError as error:
-        # The only reason that is not a mistake: this host has fewer GPUs.
-        has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
-        hint = OTHER_NODES if has_others and not one_process else ""
-        pytest.skip(f"{error}{hint}")
+    possible = _choose_devices(item, request, every=every, one_process=one_process)
     draft.fallback = possible.fallback
-    if possible.uuids:
-        state.warn_uncoordinated(item)
-        if own is not None:
-            if own.skip is not None:
-                pytest.skip(own.skip)
-            if wanted_settings is None and draft.in_process and not uses_energy(item):
-                # Nothing else has them, and nothing is measured.
-                draft.lease, draft.lease_intact = possible, state.keeper.is_intact
-                with watch_visibility(item, own.lease):
-                    yield possible
-                return
+    own = state.worker_gpus.lease if state.worker_gpus is not None else None
+    if possible.uuids and state.worker_gpus is not None:
+        if state.worker_gpus.skip is not None:
+            pytest.skip(state.worker_gpus.skip)
+        if wanted_settings is None and draft.in_process and not uses_energy(item):
+            # Nothing else has them, and nothing is measured.
+            draft.lease, draft.lease_intact = possible, state.keeper.is_intact
+            with watch_visibility(item, own or possible):
+                yield possible
+            return
     # Tests on different GPUs share the host, unless a meter reads all of it; a test on the CPU does not,
     # unless other workers run plain tests on GPUs of their own, which take no lock.
-    beside = state.worker_gpus is not None and is_worker(item.config)
+    beside = own is not None and is_worker(item.config)
     draft.host_exclusive = (not possible.uuids or every or state.measures_host) and not beside
     host = (DeviceLock(CPU, shared=not draft.host_exclusive),) if possible.uuids else ()
-    start_s = real_time.monotonic()
-    try:
-        with state.progress.track_wait(item.nodeid) as show:
-            lease = state.keeper.lease(possible, state.lease_timeout, item.nodeid, host, show)
-    finally:
-        # Also if the wait failed.
-        draft.lease_wait_s = real_time.monotonic() - start_s
+    with _record_wait(item) as show:
+        lease = state.keeper.lease(possible, state.lease_timeout, item.nodeid, host, show)
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
         state.note_boards(item, lease)
-        with state.progress.track_wait(item.nodeid) as show:
+        with _record_wait(item) as show:
             _wait_until_free(lease, state, draft, show)
-        with (
-            change_boards(item, lease, wanted_settings),
-            restrict_this_process(item, lease, own.lease if own is not None else None)
-            if draft.in_process and request is not None
-            else nullcontext(),
-        ):
+        with ExitStack() as stack:
+            stack.enter_context(change_boards(item, lease, wanted_settings))
+            if draft.in_process and request is not None:
+                stack.enter_context(restrict_this_process(item, lease, own))
             yield lease
     finally:
         state.keeper.finish_test()
+
+
+def _choose_devices(
+    item: pytest.Item, request: GpuRequest | None, *, every: bool, one_process: bool
+) -> Lease:
+    """Return what the test may use: its mark's, for ``every`` all visible GPUs, else the CPU."""
+    state, settings = state_of(item.config), state_of(item.config).settings
+    try:
+        if state.worker_gpus is not None and (every or request is not None):
+            return state.worker_gpus.lease if request is None else state.worker_gpus.choose(request)
+        if every:
+            request, flags = request_visible(settings.gpus, state.environment)
+            draft_of(item).flags += flags
+        before = state.boards_before(item) if request is not None else ()
+        allowed = state.allowed_gpus(item, request)
+        return select_devices(request, allowed, state.environment, state.warm, before)
+    except ShortageError as error:
+        # The only reason that is not a mistake: this host has fewer GPUs.
+        has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
+        pytest.skip(f"{error}{OTHER_NODES if has_others and not one_process else ''}")
+
+
+@contextmanager
+def _record_wait(item: pytest.Item) -> Iterator[Callable[[str], None]]:
+    """Show the progress of a wait, and add its length to the draft, also if it fails."""
+    draft, start_s = draft_of(item), real_time.monotonic()
+    try:
+        with state_of(item.config).progress.track_wait(item.nodeid) as show:
+            yield show
+    finally:
+        draft.lease_wait_s = (draft.lease_wait_s or 0.0) + real_time.monotonic() - start_s
 
 
 @contextmanager
@@ -139,9 +148,8 @@ def _lease_on_cluster(
     gangs = state.gangs
     assert gangs is not None
     draft.host_exclusive = state.measures_host
-    start_s = real_time.monotonic()
     try:
-        with state.progress.track_wait(item.nodeid) as show:
+        with _record_wait(item) as show:
             draft.gang = gangs.lease(request, item.nodeid, exclusive=draft.host_exclusive, on_wait=show)
     except NeverError as error:
         if request.fallback != CPU:
@@ -150,8 +158,6 @@ def _lease_on_cluster(
         if state.settings.busy != "skip":
             raise
         pytest.skip(str(error))
-    finally:
-        draft.lease_wait_s = real_time.monotonic() - start_s
     try:
         if draft.gang is None:
             draft.fallback = CPU
@@ -233,8 +239,7 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
     """Wait for processes that use the leased GPUs without a lease."""
     settings = state.settings
     allowed = state.servers if lease.uuids else ()
-    occupancy = wait_until_free(lease.uuids, settings.busy_timeout, allowed, on_wait=show)
-    draft.lease_wait_s = (draft.lease_wait_s or 0.0) + occupancy.waited_s
+    occupancy = wait_until_free(lease.uuids, settings.busy_timeout, allowed, show)
     draft.flags += occupancy.flags
     if occupancy.state == "busy":
         if settings.busy == "skip":
@@ -246,16 +251,15 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
 
 def _context_flags(lease: Lease, *, in_process: bool) -> list[Flag]:
     """Return a flag for contexts of this process, by earlier tests, that touch a measurement."""
-    leased = {*lease.uuids, *lease.divided}
-    used = ", ".join(sorted(find_own_boards() - leased if in_process else find_own_boards() & leased))
+    found, leased = find_own_boards(), {*lease.uuids, *lease.divided}
+    used = ", ".join(sorted(found - leased if in_process else found & leased))
     if not used:
         return []
+    context = f"{used}: pytest's process has a context there"
     if in_process:
-        detail = (
-            f"{used}: pytest's process has a context there too, and the test measures only what it leases"
-        )
+        detail = f"{context} too, and the test measures only what it leases"
         return [Flag(name="gpu-processes", severity="warning", detail=detail)]
-    detail = f"{used}: pytest's process has a context there, whose power is part of the idle power"
+    detail = f"{context}, whose power is part of the idle power"
     return [Flag(name="gpu-processes", severity="note", detail=detail)]
 
 

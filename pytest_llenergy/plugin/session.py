@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -19,16 +18,11 @@ from pytest_llenergy.backends.registry import load_backends, select_backends
 from pytest_llenergy.backends.server.process import ProcessFamily, find_running, find_running_pids
 from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.devices.lease import CPU, Lease
-from pytest_llenergy.devices.lockdir import explain_uncoordinated, open_lock_directory
+from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.meters.base import MeterSpec
 from pytest_llenergy.energy.meters.select import BUILTIN, ENTRY_POINTS, MeterRegistry
-from pytest_llenergy.errors import (
-    BackendError,
-    LLEnergyError,
-    MeterError,
-    UncoordinatedLeaseWarning,
-)
+from pytest_llenergy.errors import BackendError, LLEnergyError, MeterError
 from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.progress import Progress, progress_of
@@ -63,7 +57,6 @@ class RunState:
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         #: The GPUs that ``--energy-worker-gpus`` gives this process.
         self.worker_gpus = config.stash.get(WORKER_GPUS, None)
-        self._warned = False
         #: Boards of the tests that have run, by node id: a rerun gets the same model.
         self._boards: dict[str, tuple[Board, ...]] = {}
         if is_worker(config):
@@ -200,19 +193,6 @@ class RunState:
         """Leases that this process holds."""
         held = self.worker_gpus.held if self.worker_gpus is not None else None
         return LeaseKeeper(self.pool, lambda: open_lock_directory(self.environment), held)
-
-    def warn_uncoordinated(self, item: pytest.Item) -> None:
-        """Warn once, at the first test on GPUs, if other users of the host cannot see their leases."""
-        if self._warned:
-            return
-        self._warned = True
-        directory = open_lock_directory(self.environment)
-        directory.close()
-        message = explain_uncoordinated(directory.path)
-        if message is not None:
-            # ``Item.warn`` needs a line, which items that are not functions may lack.
-            line = (item.location[1] or 0) + 1
-            warnings.warn_explicit(message, UncoordinatedLeaseWarning, str(item.path), line)
 
     @cached_property
     def gangs(self) -> GangKeeper | None:

@@ -168,8 +168,6 @@ def _lease_free(
         _show_wait,
     )
     config.add_cleanup(held.release)
-    # Its tests may lease the CPU, too.
-    held.idle = True
     lease = possible.select(held.chosen)
     servers = find_running_pids(dict(settings.server).values())
     occupancy = wait_until_free(lease.uuids, settings.busy_timeout, servers, on_wait=_show_wait)

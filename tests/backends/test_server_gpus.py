@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 #: The stand-in lists pids as processes here see them, also in a container.
 CONFTEST = """
 import os
-from pytest_llenergy.devices import condition
-condition.FIRST_PID_NAMESPACE = int(os.readlink("/proc/self/ns/pid").removeprefix("pid:[")[:-1])
+from pytest_llenergy.devices import processes
+processes.FIRST_PID_NAMESPACE = int(os.readlink("/proc/self/ns/pid").removeprefix("pid:[")[:-1])
 """
 
 TEST = """
@@ -203,7 +203,7 @@ def test_a_running_server_must_be_on_the_leased_boards_and_no_others(
 def test_a_server_whose_processes_are_not_visible_is_flagged_and_not_invalid(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
-    suite.makeconftest("from pytest_llenergy.devices import condition\ncondition.FIRST_PID_NAMESPACE = 0\n")
+    suite.makeconftest("from pytest_llenergy.devices import processes\nprocesses.FIRST_PID_NAMESPACE = 0\n")
     suite.makepyfile(TEST.format(gpus=2))
     run(suite, f"--energy-server={sharded(1)}", "--energy-rounds=2").assert_outcomes(passed=1)
     (record,) = read_report()["records"]

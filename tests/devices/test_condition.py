@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.condition import BoardProcess, Condition, ConditionReader, find_foreign_processes
+from pytest_llenergy.devices.condition import Condition, ConditionReader
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World
@@ -38,23 +36,6 @@ def conditions(tmp_path: Path, nvml_attach: Attach) -> Callable[..., list[Condit
         return [found[uuid] for uuid in uuids]
 
     return read
-
-
-@pytest.fixture
-def child() -> Iterator[int]:
-    """The pid of a process that this one started."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process.pid
-    process.communicate(b"\n", timeout=60)
-
-
-def proc_of(root: Path, namespace: int, *pids: int) -> Path:
-    """A /proc of a pid namespace with these processes."""
-    (root / "self" / "ns").mkdir(parents=True)
-    (root / "self" / "ns" / "pid").symlink_to(f"pid:[{namespace}]")
-    for pid in pids:
-        (root / str(pid)).mkdir()
-    return root
 
 
 def test_each_board_has_its_own_condition(conditions: Callable[..., list[Condition]]) -> None:
@@ -88,9 +69,9 @@ def test_other_boards_of_processes_are_found(
     nvml_attach(world)
     watch = ConditionReader([world.board(0).uuid, "MIG-a"])
     inode = int(Path("/proc/self/ns/pid").readlink().name.removeprefix("pid:[")[:-1])
-    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+    monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", inode)
     assert watch.find_others({7}) == [world.board(2).uuid]
-    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", 0)
+    monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", 0)
     assert watch.find_others({7}) == []
     watch.close()
 
@@ -119,41 +100,3 @@ def test_processes_have_a_pid_a_name_and_memory(conditions: Callable[..., list[C
     assert [(process.pid, process.used_memory_bytes) for process in found] == [(me, 3 * GIB), (NOBODY, None)]
     assert found[0].name in {own, None}
     assert found[1].name is None
-
-
-def processes(*pids: int) -> Condition:
-    return Condition(processes=tuple(BoardProcess(pid, None, None) for pid in pids))
-
-
-FIRST_NAMESPACE = 4026531836
-CONTAINER = 4026532201
-
-
-def test_this_process_and_its_children_are_not_foreign(tmp_path: Path, child: int) -> None:
-    me, parent = os.getpid(), os.getppid()
-    proc = proc_of(tmp_path, FIRST_NAMESPACE, me, parent, child)
-    assert find_foreign_processes(processes(me, child), proc=proc) == ()
-    assert find_foreign_processes(processes(me, child, parent), proc=proc) == (
-        BoardProcess(parent, None, None),
-    )
-    assert find_foreign_processes(processes(child, parent), own_pids={parent}, proc=proc) == (
-        BoardProcess(child, None, None),
-    )
-
-
-def test_an_invisible_process_is_not_called_foreign(tmp_path: Path) -> None:
-    """It may be a child of ours that just ended, or be hidden by the mount options of /proc."""
-    proc = proc_of(tmp_path, FIRST_NAMESPACE, 7)
-    told = f"the board had processes that are not visible from here: {NOBODY}"
-    assert find_foreign_processes(processes(NOBODY), proc=proc) == told
-    assert find_foreign_processes(processes(7, NOBODY), own_pids=(), proc=proc) == (
-        BoardProcess(7, None, None),
-    )
-
-
-@pytest.mark.parametrize("pids", [(), (1,), (os.getpid(),), (NOBODY,)])
-def test_in_a_container_foreign_processes_are_unknown(tmp_path: Path, pids: tuple[int, ...]) -> None:
-    """The numbers are the host's, and processes of other containers may be left out."""
-    proc = proc_of(tmp_path, CONTAINER, 1, os.getpid())
-    told = "NVML reports process ids of the host, and this is another PID namespace"
-    assert find_foreign_processes(processes(*pids), proc=proc) == told

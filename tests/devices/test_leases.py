@@ -140,13 +140,6 @@ def test_a_forked_child_of_the_holder_does_not_keep_the_lease(make: MakeLocker) 
         os.waitpid(child, 0)
 
 
-def test_a_process_never_waits_for_itself(make: MakeLocker) -> None:
-    holder = make()
-    holder.take("GPU-0")
-    told = holder.refused("GPU-0", "GPU-1", wait_s=60.0)
-    assert told.startswith("gpus: this process already holds GPU-0 and requests GPU-0, GPU-1; run a pytest ")
-
-
 class TestWaiting:
     def test_requests_without_a_common_device_never_meet(self, make: MakeLocker) -> None:
         holder, waiting, other = make(), make(), make()
@@ -238,13 +231,6 @@ class TestHolders:
             r"\(benchmarks/test_x\.py::test_y\); wait for it, or raise --energy-lease-timeout",
             make().refused(GPU, wait_s=0.2),
         )
-
-    def test_a_name_cannot_control_a_terminal(self, make: MakeLocker) -> None:
-        make().take(GPU, test="test\x1b[2J\n" + "x" * 10_000)
-        told = make().refused(GPU)
-        assert "(test?[2J?xx" in told
-        assert "\x1b" not in told
-        assert len(told) < 500
 
     def test_lines_that_nobody_of_us_wrote_are_ignored(self, make: MakeLocker, locks: Path) -> None:
         (locks / "llenergy-0.holder").write_bytes(b"\xff" * 100_000)

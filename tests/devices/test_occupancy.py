@@ -13,19 +13,14 @@ from types import ModuleType
 
 import pytest
 
-from pytest_llenergy.devices.nvml import Session
-from pytest_llenergy.devices.occupancy import (
-    Occupancy,
-    describe_command,
-    inspect_board,
-    wait_until_free,
-)
+from pytest_llenergy.devices import occupancy
+from pytest_llenergy.devices.occupancy import Occupancy, wait_until_free
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, Process, World
 from ..nvml_sim.boards import GIB, MIB
 from .lockers import until
-from .test_condition import CONTAINER, NOBODY, proc_of
+from .test_condition import NOBODY
 
 Attach = Callable[[World], ModuleType]
 Host = Callable[..., World]
@@ -48,13 +43,13 @@ def every_pid_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a host: in a container the numbers of NVML mean nothing."""
     own = Path("/proc/self/ns/pid").readlink().name
     inode = int(own.removeprefix("pid:[").removesuffix("]"))
-    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+    monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", inode)
 
 
 @pytest.fixture
 def in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine is."""
-    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", 0)
+    monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", 0)
 
 
 @pytest.fixture
@@ -80,7 +75,7 @@ def uuids(world: World) -> list[str]:
 
 
 class Pauses:
-    """Sleeps on a clock of its own; ``then`` is done once it has slept so often."""
+    """A clock that passes only in its pauses; ``then`` is done once it has paused so often."""
 
     def __init__(self, times: int = 0, then: Callable[[], None] = lambda: None) -> None:
         self.pauses: list[float] = []
@@ -91,13 +86,14 @@ class Pauses:
         if len(self.pauses) == self._times:
             self._then()
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         return sum(self.pauses)
 
 
 def wait(world: World, timeout_s: float = 60.0, pauses: Pauses | None = None) -> Occupancy:
-    pauses = pauses or Pauses()
-    return wait_until_free(uuids(world), timeout_s, sleep=pauses.sleep, clock=pauses.clock)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(occupancy, "real_time", pauses or Pauses())
+        return occupancy.wait_until_free(uuids(world), timeout_s)
 
 
 @pytest.mark.usefixtures("every_pid_counts")
@@ -211,30 +207,10 @@ class TestInAContainer:
         assert "another PID namespace" in seen.flags[0].detail
 
     def test_memory_that_this_run_may_hold_does_not_make_a_board_busy(
-        self, host: Host, tmp_path: Path
+        self, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         world = host(Board(memory_used=12 * GIB))
-        proc = proc_of(tmp_path / "proc", CONTAINER, os.getpid())
-        files = proc / str(os.getpid()) / "fd"
-        files.mkdir()
-        session = Session()
-        board = session.open_board(uuids(world)[0])
-        assert inspect_board(session, board, proc=proc).state == "busy"
-        (files / "9").symlink_to("/dev/nvidia-uvm")
-        assert inspect_board(session, board, proc=proc).state == "unknown"
-        session.close()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        (["/usr/bin/python3", "/home/me/train.py", "--key=secret"], "python3 train.py"),
-        (["python3", "-m", "vllm.entrypoints", "secret"], "python3"),
-        (["/opt/server", "--key=secret"], "server"),
-        ([], ""),
-    ],
-)
-def test_only_the_program_of_a_command_is_shown(tmp_path: Path, arguments: list[str], shown: str) -> None:
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "cmdline").write_text("".join(f"{argument}\0" for argument in arguments))
-    assert describe_command(7, tmp_path) == shown
+        monkeypatch.setattr("pytest_llenergy.devices.processes.CUDA_FILE", str(tmp_path / "uvm"))
+        assert wait(world, 0.1).state == "busy"
+        with (tmp_path / "uvm").open("w"):
+            assert wait(world, 0.1).state == "unknown"

@@ -44,12 +44,14 @@ def test_the_name_of_a_board_may_have_any_bytes(project: Project, world: World) 
     assert json.loads(project.text("n.json"))["environment"]["gpus"][0]["name"] == "NVIDIA H\ufffd00"
 
 
-def test_another_module_named_pynvml_leaves_tests_of_the_cpu(project: Project, world: World) -> None:
-    project.write("pynvml.py", "__version__ = '0'\n")
+def test_another_package_named_pynvml_leaves_tests_of_the_cpu(project: Project, world: World) -> None:
+    project.write("other/pynvml.py", "__version__ = '0'\n")
+    project.env["PYTHONPATH"] = f"{project.path / 'other'}:{project.env.get('PYTHONPATH', '')}"
     project.write("test_e.py", "def test_it(energy): energy(sum, range(1000))\n")
     ended = project.pytest("test_e.py", "--energy-report", project.meter())
     assert "INTERNALERROR" not in ended.out
     ended.check(passed=1)
     project.write("test_v.py", VISIBLE)
     ended = project.pytest("test_v.py", "-k", "one")
-    ended.check(passed=1)
+    ended.check(error=1)
+    assert "pynvml.py is not that of nvidia-ml-py; remove it, then pip install" in ended.text

@@ -44,8 +44,8 @@ def test_leased(energy_meter, gpus):
 #: Opens a file that stands for the one that every process with CUDA holds open.
 WITH_CUDA = """
 import pytest, time
-from pytest_llenergy.devices import occupancy, condition
-occupancy.CUDA_FILE = str(__file__)
+from pytest_llenergy.devices import processes
+processes.CUDA_FILE = str(__file__)
 from tests.nvml_sim import World, Process
 import os
 world = World.open(os.environ["NVML_SIM_WORLD"])

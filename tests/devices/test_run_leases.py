@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of tests: under xdist, while other processes hold devices, in containers."""
+"""Leases of tests: under xdist, and while other processes hold devices."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pytest_llenergy.devices import lockdir
 
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import Board, World
@@ -113,24 +110,3 @@ def test_a_board_held_elsewhere_is_not_leased(
         """
     )
     run(pytester, *extra).assert_outcomes(passed=1)
-
-
-def test_a_container_that_does_not_share_the_lock_directory_warns_once(
-    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytester.makeconftest(
-        "from pytest_llenergy.devices import lockdir\nlockdir.CONTAINER_MARKERS = ('/proc',)\n"
-    )
-    pytester.makepyfile(
-        "import pytest\n@pytest.mark.gpus(1)\n@pytest.mark.parametrize('i', range(2))\n"
-        "def test_gpu(gpus, i): pass\ndef test_cpu(gpus): pass\n"
-    )
-    monkeypatch.setattr(lockdir, "CONTAINER_MARKERS", ("/proc",))
-    message = lockdir.explain_uncoordinated(Path(os.environ["LLENERGY_LOCK_DIR"]))
-    if message is None:
-        pytest.skip("the temporary directory is a separate mount")
-    result = run(pytester)
-    result.assert_outcomes(passed=3, warnings=1)
-    # At the first test on GPUs.
-    assert f".py:2: UncoordinatedLeaseWarning: {message}" in result.stdout.str()
-    run(pytester, "-k", "test_cpu").assert_outcomes(passed=1, warnings=0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.devices.condition import sees_all_pids
+from pytest_llenergy.devices.processes import sees_all_pids
 
 from ..nvml_sim import Board, MigInstance, World
 from ..nvml_sim.fixtures import Give

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.devices.condition import sees_all_pids
+from pytest_llenergy.devices.processes import sees_all_pids
 
 from ..backends.servers.start import sharded
 from ..nvml_sim.world import WORLD_VARIABLE

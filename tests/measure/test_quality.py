@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_llenergy.devices.condition import BoardProcess, Condition
+from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.devices.processes import BoardProcess
 from pytest_llenergy.energy.meters.base import Domain
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
@@ -194,9 +195,7 @@ class TestTheBoard:
     ) -> None:
         """A process that has ended may have been the server's."""
         trust_every_pid(monkeypatch)
-        monkeypatch.setattr(
-            "pytest_llenergy.measure.quality.own_process_tree", lambda roots: {os.getpid(), *roots}
-        )
+        monkeypatch.setattr("pytest_llenergy.measure.quality.process_tree", lambda *roots: set(roots))
         observed = {BOARD: Condition(processes=(BoardProcess(listed, "init", 5),))}
         plain = measured_round(WORK, before=observed, after=observed)
         rank = msgspec.structs.replace(plain.timeline.ranks[0], servers=(pid,))
@@ -214,7 +213,7 @@ def trust_every_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend to run on the host: in a container the PIDs of NVML are meaningless."""
     own = Path("/proc/self/ns/pid").readlink().name
     inode = int(own.removeprefix("pid:[").removesuffix("]"))
-    monkeypatch.setattr("pytest_llenergy.devices.condition.FIRST_PID_NAMESPACE", inode)
+    monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", inode)
 
 
 def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[dict[str, float]]]:

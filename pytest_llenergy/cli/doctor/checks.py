@@ -29,22 +29,18 @@ from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.devices.allocation import list_leasable
+from pytest_llenergy.devices.amd_smi import is_amd
 from pytest_llenergy.devices.board_settings import describe_left_changes
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.environment import installed_version
+from pytest_llenergy.devices.holders import describe_leases
 from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.locks import describe_leases
 from pytest_llenergy.devices.nvml import Session, read_used_bytes
-from pytest_llenergy.devices.occupancy import describe_process, inspect_board
+from pytest_llenergy.devices.occupancy import inspect_board
 from pytest_llenergy.devices.request import format_memory
 from pytest_llenergy.devices.timeouts import KILL_TIMEOUT_S, QUERY_TIMEOUT_S
-from pytest_llenergy.devices.visibility import (
-    VISIBLE_DEVICES,
-    describe_settings,
-    is_amd,
-    parse_visible_devices,
-)
+from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, describe_settings, parse_visible_devices
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterFacts, MeterRegistry, list_meters, open_meters
 from pytest_llenergy.energy.running_total import RunningTotal
@@ -170,11 +166,11 @@ def _list_gpus(found: Inventory) -> Iterator[Line]:
             gpu = f"gpu {found.index(board.uuid)}"
             yield Line(gpu, f"{board.name} {board.uuid}, PCI {board.pci_bus_id}, {facts}")
             if use.state == "unknown":
-                yield Line(gpu, f"other processes are unknown: {use.reason}")
+                yield Line(gpu, f"other processes are unknown: {use.unknown}")
             elif use.state == "busy":
                 yield Line(gpu, use.users)
             if use.displays:
-                yield Line(gpu, f"a display: {', '.join(map(describe_process, use.displays))}")
+                yield Line(gpu, f"a display: {', '.join(map(str, use.displays))}")
             for part in parts:
                 yield Line(gpu, f"MIG instance {part.label}, {format_memory(part.memory_bytes)}")
             if divided and not parts:

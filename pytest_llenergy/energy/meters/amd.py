@@ -13,11 +13,10 @@ from contextlib import suppress
 from typing import Any
 
 from pytest_llenergy import real_time
-from pytest_llenergy.devices.probe import ProbeError, import_amdsmi, one_line, read_amd_uuid
-from pytest_llenergy.devices.visibility import is_amd
+from pytest_llenergy.devices.amd_smi import import_amdsmi, is_amd, one_line, read_amd_uuid
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
 from pytest_llenergy.energy.timeouts import AMD_POLL_S, AMD_STILL_S
-from pytest_llenergy.errors import MeterError
+from pytest_llenergy.errors import MeterError, NoDriverError
 from pytest_llenergy.record.record import Flag
 
 MICRO = 1e-6
@@ -37,7 +36,7 @@ class Library:
         """
         try:
             self._smi = import_amdsmi()
-        except ProbeError as error:
+        except NoDriverError as error:
             raise MeterError(f"amd: {error}") from None
         self._users = 0
         try:
