@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from pytest_llenergy.backends.timeouts import PROBE_PYTHON_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
 
 #: Modules that every rank imports besides this package.
@@ -20,9 +21,6 @@ MIN_PYTHON = (3, 10)
 
 #: Variables that would make another Python import the modules of pytest's environment.
 INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONEXECUTABLE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-
-#: Time to start another Python and look for modules, possibly on a slow disk (seconds).
-PROBE_TIMEOUT_S = 60.0
 
 #: Runs on any Python 3, so that an old version can be reported.
 PROBE_PROGRAM = """
@@ -71,13 +69,13 @@ def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=PROBE_TIMEOUT_S,
+            timeout=PROBE_PYTHON_TIMEOUT_S,
             env=activated_environment(os.environ, python),
             check=False,
         )
         version, missing = json.loads(done.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
-        raise BackendError(f"did not report its version within {PROBE_TIMEOUT_S:g} s") from None
+        raise BackendError(f"did not report its version within {PROBE_PYTHON_TIMEOUT_S:g} s") from None
     except OSError as error:
         raise BackendError(f"cannot be started ({error.strerror})") from None
     except (ValueError, IndexError):

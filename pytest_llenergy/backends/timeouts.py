@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 #: Start another Python and look for modules, possibly on a slow disk.
-PROBE_TIMEOUT_S = 60.0
+PROBE_PYTHON_TIMEOUT_S = 60.0
 #: Wait for the next finished request of continuous batching before checking that its thread is alive.
 BATCHER_POLL_S = 1
+#: How long the log of llama.cpp, which a thread of its own prints, may lag behind, and how often to look.
+LOG_TIMEOUT_S, LOG_POLL_S = 5.0, 0.01
 
 # Starting and stopping a server.
 
@@ -16,22 +18,23 @@ SERVER_START_TIMEOUT_S = 540.0
 SERVER_START_SHARE = 0.9
 #: Interval of health checks while a server starts, and the limit of one check.
 HEALTH_POLL_S, HEALTH_TIMEOUT_S = 0.1, 5.0
+#: The first completion of a server, which may compile its kernels for it.
+PROBE_TIMEOUT_S = 120.0
 #: Time to exit after SIGTERM; then, for processes left behind, after SIGTERM and after SIGKILL, which takes
 #: longer on a busy host or in a driver.
 TERMINATE_TIMEOUT_S, LEFT_BEHIND_TIMEOUT_S, KILLED_TIMEOUT_S = 3.0, 0.5, 5.0
 #: Time until a dying server, which closes its connections first, has exited.
 EXIT_WAIT_S = 1.0
-#: Interval of checks whether a port is still open.
-PORT_POLL_S = 0.05
 
 # Requests to a server.
 
-#: A request whose answer is not a stream.
-REQUEST_TIMEOUT_S = 30.0
+#: A request whose answer is not a stream, and the end of a stream after its last event.
+REQUEST_TIMEOUT_S, END_WAIT_S = 30.0, 0.5
 #: Keep an idle connection open. Servers close theirs after five seconds (llama.cpp's, and uvicorn's default,
 #: which vLLM and SGLang use), and a request sent at that moment is lost.
 KEEPALIVE_S = 3.0
-#: The end of a stream after its last event.
-END_WAIT_S = 0.5
-#: The first completion of a server, which may compile its kernels for it.
-PROBE_TIMEOUT_S = 120.0
+#: Longest time for which a server may be busy or refuse single requests after a load of a search that ended
+#: early, and interval of the next ones.
+SETTLE_S, RETRY_S = 60.0, 0.2
+#: Interval of the checks whether the result of a load of a search is certain.
+CERTAIN_POLL_S = 0.05

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 import time
@@ -26,7 +25,6 @@ from pytest_llenergy.backends.server.settings import (
     parse_local_url,
 )
 from pytest_llenergy.backends.tasks import (
-    Generation,
     GenerationParams,
     ServedGeneration,
     ServedLoad,
@@ -65,14 +63,6 @@ def is_living(process: psutil.Process, pids: set[int]) -> bool:
 
 
 class TestAnswers:
-    def test_tokens_are_counted_as_the_server_counts_them(self) -> None:
-        with loaded(command=scripted()) as (backend, _):
-            made = generated(backend, ["abc", "hello world"], max_new_tokens=4, ignore_eos=True)
-        assert made.texts == ["aaaa", "aaaa"]
-        assert [(each.input_tokens, each.output_tokens) for each in made.requests] == [(3, 4), (11, 4)]
-        assert made.token_ids == [[], []]
-        assert made.flags == []
-
     def test_the_command_and_options_are_described(self) -> None:
         with loaded(command=scripted(first=0) + " --api-key=sesame") as (_, info):
             assert (info.name, info.version, info.model) == ("server", "unknown", "tiny")
@@ -100,31 +90,6 @@ class TestAnswers:
         assert [span.name for span in made.spans] == ["ramp-up", "steady", "ramp-down"]
         assert sum(span.output_tokens or 0 for span in made.spans) == 180
 
-    @pytest.mark.slow
-    def test_an_open_loop_sends_on_schedule_whatever_the_server_does(self) -> None:
-        """Each request takes five seconds; the last is sent long before the first is done."""
-        offsets_s = [0.0, 0.1, 0.3]
-        with loaded(command=scripted(first=5.0)) as (backend, _):
-            params = ServeParams.parse({"arrivals": "trace", "trace": offsets_s, "max_new_tokens": 1})
-            job = backend.prepare_serve(["a", "bc"], params)
-            outcome = job.run()
-            made = job.result(outcome)
-        sent_s = [((each.start_ns or 0) - outcome.start_ns) / 1e9 for each in made.requests]
-        assert all(sent >= offset for sent, offset in zip(sent_s, offsets_s, strict=True))
-        assert max(each.start_ns or 0 for each in made.requests) < min(
-            each.first_token_ns or 0 for each in made.requests
-        )
-        assert [each.input_tokens for each in made.requests] == [1, 2, 1]
-        assert made.spans == []
-
-    def test_a_late_request_is_flagged(self) -> None:
-        with loaded(command=scripted()) as (backend, _):
-            params = ServeParams.parse({"request_rate": 10.0, "num_requests": 3, "max_new_tokens": 1})
-            job = backend.prepare_serve(["a"], params)
-            assert job.result(job.run()).texts == ["a"] * 3
-            assert [flag.name for flag in job._late(0.02)] == ["late-request"]
-            assert job._late(0.009) == []
-
     @pytest.mark.parametrize(("owner", "fault"), [("vllm", ""), ("scripted", "closes")])
     def test_a_server_that_closes_after_each_stream_loses_no_request(self, owner: str, fault: str) -> None:
         """Like llama.cpp's server, which claims to keep connections. Only known servers are believed."""
@@ -132,14 +97,6 @@ class TestAnswers:
             assert info.options["connections"] == ("one for each request" if fault else "kept")
             made = served(backend, ["a"], concurrency=1, num_requests=20, max_new_tokens=2)
         assert made.output_tokens == 40
-
-    def test_connections_are_opened_before_the_round(self) -> None:
-        with loaded(command=scripted(owner="vllm"), timeout_s=60) as (backend, _):
-            job = backend.prepare(["a", "b", "c"], GenerationParams.parse({"max_new_tokens": 1}))
-            job.before_round()
-            pool = job.endpoint.client._session.connector
-            assert pool is not None
-            assert sum(map(len, pool._conns.values())) >= 3
 
 
 class TestFaults:
@@ -161,10 +118,6 @@ class TestFaults:
         assert refusal(command="no-such-server --port {port}") == (
             "server: no-such-server cannot be started: No such file or directory"
         )
-
-    def test_a_test_without_gpus_starts_its_server_with_none(self) -> None:
-        said = refusal(command="sh -c 'echo gpus={gpus}; exit 3' {port}")
-        assert said.splitlines()[0].endswith("gpus=0")
 
     def test_a_wrong_model_name_lists_the_served_names(self) -> None:
         assert refusal(ModelError, command=scripted(), model="huge") == (
@@ -211,13 +164,6 @@ class TestFaults:
             pytest.raises(BackendError, match=f"unknown servers do not support {message}"),
         ):
             generated(backend, ["a"], **params)
-
-    def test_cached_tokens_survive_merging_of_rank_results(self) -> None:
-        with loaded(command=scripted(cached=5)) as (backend, _):
-            made = generated(backend, ["a"], max_new_tokens=2)
-        merged = Generation.merge([made])
-        assert isinstance(merged, ServedGeneration)
-        assert merged.cached_tokens == 5
 
     def test_a_server_that_dies_during_a_request_is_reported(self) -> None:
         with loaded(command=scripted(step=30), timeout_s=60) as (backend, _):
@@ -375,7 +321,7 @@ class TestSettings:
 
     def test_placeholders_are_replaced_and_other_braces_kept(self) -> None:
         settings = ServerSettings.parse({"command": "serve {model} --port {port} --json '{\"a\": 1}'"})
-        assert settings.command(model="/a b/m", port="80") == [
+        assert settings.fill_in(model="/a b/m", port="80") == [
             *("serve", "/a b/m", "--port", "80", "--json", '{"a": 1}')
         ]
 
@@ -411,12 +357,3 @@ class TestSettings:
         recorded = [ServerSettings.parse({"command": each}).recorded_command for each in commands]
         assert len(set(recorded)) == 3
         assert all(re.fullmatch("serve, sha256 [0-9a-f]{12}", each) for each in recorded)
-
-
-def test_the_client_waits_for_requests_in_flight() -> None:
-    """A failed load leaves no task that would complain during the next one."""
-    with loaded(command=scripted(fault="drops")) as (backend, _):
-        with pytest.raises(BackendError):
-            served(backend, ["a"], request_rate=100.0, num_requests=4, max_new_tokens=3)
-        loop = backend._endpoint.client._loop
-        assert asyncio.all_tasks(loop) == set()

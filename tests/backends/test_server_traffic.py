@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.server import endpoint
 from pytest_llenergy.backends.server.backend import ServerBackend
-from pytest_llenergy.backends.server.load import BatchJob, LoadJob
-from pytest_llenergy.backends.tasks import GenerationParams, ServedLoad, ServeParams
+from pytest_llenergy.backends.server.jobs import LoadJob
+from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.backends.traffic import Request, synthetic
 from pytest_llenergy.backends.traffic.requests import complete_arguments
 from pytest_llenergy.errors import BackendError
@@ -228,14 +227,6 @@ class TestFailures:
             "max_failures is 1"
         )
 
-    def test_one_failure_names_the_limit_if_none_is_allowed(self) -> None:
-        with loaded() as backend, pytest.raises(BackendError) as caught:
-            served(backend, ["!500"], concurrency=1, num_requests=1, max_new_tokens=3)
-        assert str(caught.value) == (
-            "server: request 1 of 1: 500 from /v1/completions: out of memory; 1 request failed, "
-            "max_failures is 0"
-        )
-
     @pytest.mark.slow
     def test_a_time_out_is_a_failure(self) -> None:
         with loaded() as backend:
@@ -249,31 +240,6 @@ class TestFailures:
                 request_timeout_s=5.0,
             )
         assert made.failures == ["server: request 2 of 2: no answer (not done after 5 s)"]
-
-    def test_a_load_without_any_success_fails(self) -> None:
-        with loaded() as backend, pytest.raises(BackendError, match=r"out of memory; no request succeeded$"):
-            served(backend, ["!500"], concurrency=1, num_requests=2, max_failures=9)
-
-    @pytest.mark.parametrize("task", ["generate", "serve"])
-    def test_whether_the_server_has_died_is_found_out_after_the_load(
-        self, task: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """To find out takes seconds, which would be measured."""
-        found: list[str] = []
-        monkeypatch.setattr(endpoint, "is_port_closed", lambda *_: found.append("port"))
-        with loaded() as backend:
-            monkeypatch.setattr(backend._endpoint, "check_alive", lambda: found.append("process"))
-            job: BatchJob | LoadJob
-            if task == "serve":
-                job = prepare(backend, self.LOAD, concurrency=1, num_requests=5, max_failures=1)
-            else:
-                job = backend.prepare(self.LOAD, GenerationParams.parse({"max_new_tokens": 3}))
-            job.before_round()
-            outcome: Any = job.run()
-            assert found == []
-            with pytest.raises(BackendError, match="request 2 of 5: 500 "):
-                job.result(outcome)
-        assert found == ["process", "port"]
 
     def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:
         with start.loaded(command=scripted(step=30), timeout_s=60) as (backend, _):

@@ -26,6 +26,7 @@ from pytest_llenergy.backends.gguf_files import FLOATS
 from pytest_llenergy.backends.llama_cpp import SPEC
 from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options, show_options
 from pytest_llenergy.backends.precision import captured_log, list_types
+from pytest_llenergy.backends.timeouts import LOG_POLL_S, LOG_TIMEOUT_S
 from pytest_llenergy.errors import BackendError, ModelError
 
 #: Values of the load option ``attention``, with llama.cpp's names.
@@ -51,9 +52,6 @@ CONTEXT_STEP = 256
 
 #: Values of ``verbosity``: log errors only, or also what llama.cpp finds and decides while it loads a model.
 VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
-
-#: How long its log, which a thread of its own prints, may lag behind, and how often to look (seconds).
-LOG_TIMEOUT_S, LOG_POLL_S = 5.0, 0.01
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,16 @@ from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.server.answers import NAME_IT, read_answer
 from pytest_llenergy.backends.server.client import Client
-from pytest_llenergy.backends.server.endpoint import Endpoint
-from pytest_llenergy.backends.server.load import BatchJob, LoadJob
+from pytest_llenergy.backends.server.dialects import Encoder, select_dialect
+from pytest_llenergy.backends.server.endpoint import (
+    MODELS_PATH,
+    Endpoint,
+    await_ready,
+    list_models,
+    model_label,
+    probe_endpoints,
+)
+from pytest_llenergy.backends.server.jobs import BatchJob, LoadJob
 from pytest_llenergy.backends.server.process import (
     ProcessFamily,
     ServerProcess,
@@ -21,14 +29,6 @@ from pytest_llenergy.backends.server.process import (
     find_family,
     find_listeners,
 )
-from pytest_llenergy.backends.server.ready import (
-    MODELS_PATH,
-    await_ready,
-    list_models,
-    model_label,
-    probe_endpoints,
-)
-from pytest_llenergy.backends.server.requests import Encoder, select_dialect
 from pytest_llenergy.backends.server.settings import (
     HOST,
     Address,
@@ -36,13 +36,13 @@ from pytest_llenergy.backends.server.settings import (
     check_degrees,
     find_degrees,
     find_free_port,
+    show_degrees,
 )
 from pytest_llenergy.backends.tasks import GenerationParams, ServeParams
 from pytest_llenergy.backends.timeouts import PROBE_TIMEOUT_S
 from pytest_llenergy.backends.traffic.requests import Inputs, Request, as_request
 from pytest_llenergy.backends.traffic.texts import Writer
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision
 
 #: Prompts of fewer characters are in no server's way, and two halves may have so much fewer tokens than both.
@@ -114,18 +114,13 @@ class ServerBackend:
         """
         server = self._endpoint
         server.check_offered(endpoint)
-        counts: list[int] = []
         encoder = Encoder(server.model, server.dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
-        asks = True
+        counts: list[int] = []
         for text in texts:
-            count = None
-            if asks:
-                count = server.dialect.count_tokens(server.client, server.model, text, endpoint == "chat")
-                asks = count is not None
+            count = server.dialect.count_tokens(server.client, server.model, text, endpoint == "chat")
             if count is None:
-                stream = server.client.run(
-                    server.client.stream(encoder.encode(Request(prompt=text)), encoder.path, PROBE_TIMEOUT_S)
-                )
+                body = encoder.encode(Request(prompt=text))
+                stream = server.client.run(server.client.stream(body, encoder.path, PROBE_TIMEOUT_S))
                 if stream.broke:
                     server.check_alive()
                 count = read_answer(stream, "counting tokens").request.input_tokens
@@ -139,11 +134,8 @@ class ServerBackend:
             BackendError: It has fewer.
         """
         longest = max(prompts, key=len)
-        if (
-            self._endpoint.dialect.refuses_long
-            or len(longest) < LONG_PROMPT
-            or (endpoint, longest) in self._whole
-        ):
+        asked = endpoint, longest
+        if self._endpoint.dialect.refuses_long or len(longest) < LONG_PROMPT or asked in self._whole:
             return
         middle = len(longest) // 2
         parts = longest, longest[:middle], longest[middle:], "a"
@@ -153,7 +145,7 @@ class ServerBackend:
                 f"server: it counts {whole} tokens in a prompt of {len(longest)} characters, and {first} and "
                 f"{second} in its halves, so it cuts long prompts; give it a longer context"
             )
-        self._whole.add((endpoint, longest))
+        self._whole.add(asked)
 
     def synchronize(self) -> None:
         """A request is done when its stream has ended."""
@@ -175,18 +167,19 @@ class ServerBackend:
 
     def _connect(self, model: ModelSource, settings: ServerSettings, context: RankContext) -> BackendInfo:
         address = settings.address or Address(HOST, find_free_port())
-        command = self._fill_in(model, settings, address, context) if settings.words else []
+        command = self._fill_in(model, settings, address, context)
         degrees = find_degrees(command)
         if command:
             if context.devices != ("cpu",):
                 check_degrees(degrees, len(context.devices))
-            if pids := sorted(find_listeners(address)):
+            if pids := find_listeners(address):
                 raise BackendError(
-                    f"server: port {address.port} is used by process {pids[0]}; choose another"
+                    f"server: port {address.port} is used by process {min(pids)}; choose another"
                 )
             self._process = ServerProcess(command)
         client = self._client = Client(address.url, settings.key)
-        named = f" with the model {model.label}" if settings.names_model else ""
+        names_model = settings.names("model")
+        named = f" with the model {model.label}" if names_model else ""
         ready = await_ready(client, settings, self._check_alive, named)
         if self._process is not None:
             check_listener(address, self._process)
@@ -200,45 +193,39 @@ class ServerBackend:
         offered = probe_endpoints(client, dialect, name, served, self._check_alive)
         if dialect.keeps:
             client.keep_connections()
-        check = self._check_alive
-        self._endpoint = Endpoint(client, dialect, name, offered, ready, check, address, flags)
-        weights = self._endpoint.read_field(dialect.weights)
+        endpoint = Endpoint(client, dialect, name, offered, ready, self._check_alive, address, flags)
+        self._endpoint = endpoint
+        weights = endpoint.read_field(dialect.weights)
+        parallelism = show_degrees(degrees) or "none stated"
         return BackendInfo(
             name="server",
-            version=self._endpoint.read_field(dialect.version) or "unknown",
+            version=endpoint.read_field(dialect.version) or "unknown",
             # The model given to the server; otherwise only its name in the API is known.
-            model=model.label if settings.names_model else model_label(name),
+            model=model.label if names_model else model_label(name),
             # llama.cpp's server reports the file type of its model.
             precision=Precision(weights=type_name(weights)) if weights else None,
-            options=self._options(settings, context, degrees),
+            options={
+                "server": dialect.name,
+                "command": settings.recorded_command or None,
+                "attached": not command,
+                "api_model": model_label(name),
+                "connections": "kept" if dialect.keeps else "one for each request",
+                "prefix_cache": (
+                    "switched off in each request" if dialect.cache(False) else "as configured by the server"
+                ),
+                "parallelism": parallelism if command else "unknown",
+                "threads": context.threads if settings.names("threads") else None,
+            },
         )
-
-    def _options(
-        self, settings: ServerSettings, context: RankContext, degrees: Mapping[str, int]
-    ) -> dict[str, Primitive]:
-        dialect = self._endpoint.dialect
-        asked = " x ".join(f"{kind} {number}" for kind, number in degrees.items())
-        return {
-            "server": dialect.name,
-            "command": settings.recorded_command or None,
-            "attached": self._process is None,
-            "api_model": model_label(self._endpoint.model),
-            "connections": "kept" if dialect.keeps else "one for each request",
-            "prefix_cache": (
-                "switched off in each request" if dialect.cache(False) else "as configured by the server"
-            ),
-            "parallelism": (asked or "none stated") if self._process is not None else "unknown",
-            "threads": context.threads if any("{threads}" in word for word in settings.words) else None,
-        }
 
     def _fill_in(
         self, model: ModelSource, settings: ServerSettings, address: Address, context: RankContext
     ) -> list[str]:
-        location = ""
-        if settings.names_model:
+        location = model.location
+        if settings.names("model") and model.kind == "random":
             # The server resolves a hub id itself; a random preset is converted to a directory.
-            location = model.location if model.kind != "random" else str(pretrained_path(model))
-        return settings.command(
+            location = str(pretrained_path(model))
+        return settings.fill_in(
             model=location,
             port=str(address.port),
             host=address.host,

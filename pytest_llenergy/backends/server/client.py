@@ -20,7 +20,6 @@ from pytest_llenergy.record.secrets import hide_keys
 if TYPE_CHECKING:
     import aiohttp
 
-
 T = TypeVar("T")
 
 COMPLETIONS_PATH = "/v1/completions"
@@ -82,12 +81,12 @@ class Client:
         import aiohttp
 
         self.url = url
+        self._keeps = False
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._loop = asyncio.new_event_loop()
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError)
-        self._keeps = False
         self._session: aiohttp.ClientSession = self.run(self._open_session())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -112,17 +111,16 @@ class Client:
         """Open as many connections as simultaneous requests need, if they are kept.
 
         Raises:
-            BackendError: If the server does not answer.
+            BackendError: The server does not answer.
         """
 
         async def open_all() -> list[Stream]:
-            gets = [self.stream(None, path, REQUEST_TIMEOUT_S) for _ in range(connections)]
-            return await asyncio.gather(*gets)
+            number = connections if self._keeps else 1
+            return await asyncio.gather(*(self.stream(None, path, REQUEST_TIMEOUT_S) for _ in range(number)))
 
-        connections = connections if self._keeps else 1
-        lost = next((each for each in self.run(open_all()) if each.status == 0), None)
-        if lost is not None:
-            raise BackendError(f"server: GET {path} at {self.url}: no answer ({lost.broke})")
+        for answer in self.run(open_all()):
+            if answer.status == 0:
+                raise BackendError(f"server: GET {path} at {self.url}: no answer ({answer.broke})")
 
     async def stream(
         self,
@@ -137,7 +135,6 @@ class Client:
         """
         import aiohttp
 
-        limit = aiohttp.ClientTimeout(total=timeout_s)
         stream = Stream(sent_ns=time.monotonic_ns(), path=path)
         tail = b""
         watch(stream)
@@ -147,7 +144,7 @@ class Client:
                 self.url + path,
                 data=body,
                 headers=self._headers,
-                timeout=limit,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as response:
                 stream.status = response.status

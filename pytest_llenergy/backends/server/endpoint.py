@@ -1,31 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that answers: what it is, whether it lives, and the answers to what was sent."""
+"""A server that answers: found to be ready, asked what it serves, and the answers to what was sent."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.server.answers import (
     Answer,
     FailedRequestError,
     check_lengths,
+    error_text,
+    explain_status,
     read_answer,
     show_line,
 )
 from pytest_llenergy.backends.server.client import PATHS, Client, Stream
-from pytest_llenergy.backends.server.idle import SETTLE_S, IdleCheck
+from pytest_llenergy.backends.server.dialects import Dialect, Encoder
 from pytest_llenergy.backends.server.process import is_port_closed
-from pytest_llenergy.backends.server.requests import Dialect
-from pytest_llenergy.backends.server.settings import Address
+from pytest_llenergy.backends.server.search import IdleCheck
+from pytest_llenergy.backends.server.settings import Address, ServerSettings
 from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.timeouts import EXIT_WAIT_S
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.backends.timeouts import (
+    HEALTH_POLL_S,
+    HEALTH_TIMEOUT_S,
+    PROBE_TIMEOUT_S,
+    SETTLE_S,
+)
+from pytest_llenergy.backends.traffic.requests import Request
+from pytest_llenergy.errors import BackendError, ModelError, ServerError
 from pytest_llenergy.record.record import Flag
+from pytest_llenergy.record.secrets import hide_keys
+
+MODELS_PATH = "/v1/models"
+
+#: Paths that show whether a server is ready; the next one is tried if a server does not have one.
+READY_PATHS = ("/health", MODELS_PATH)
+
+#: Statuses of a path or method that a server does not have, and of a key that it refuses.
+ABSENT, FORBIDDEN = (400, 404, 405, 422, 501), (401, 403)
 
 CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
+
+#: Raises ``ServerError`` with the server's last output line if it has died.
+CheckAlive = Callable[..., None]
 
 
 @dataclass
@@ -60,7 +81,6 @@ class Endpoint:
         model: Name of the model in its API.
         offered: The endpoints that it has.
         ready: A path that it answers at once.
-        check_alive: Raises with the server's last output line if it has died.
         flags: What a reader must know of every measurement with this server.
         idle: Whether it still works on requests of a load that ended early.
     """
@@ -70,10 +90,12 @@ class Endpoint:
     model: str
     offered: Sequence[str]
     ready: str
-    check_alive: Callable[[], None]
+    check_alive: CheckAlive
     address: Address
     flags: list[Flag] = field(default_factory=list)
-    idle: IdleCheck = field(default_factory=IdleCheck)
+
+    def __post_init__(self) -> None:
+        self.idle = IdleCheck(self.client, self.check_alive)
 
     def check_offered(self, endpoint: str) -> None:
         """Raise ``BackendError`` if the server does not have an endpoint."""
@@ -100,7 +122,8 @@ class Endpoint:
             BackendError: It does not answer, or is still busy with a load that ended early.
         """
         self.open_connections(connections)
-        if not self.idle.is_settled and not self.client.run(self.idle.settle(from_now_ns(SETTLE_S))):
+        end_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
+        if not self.idle.is_settled and not self.client.run(self.idle.settle(end_ns)):
             raise BackendError(
                 f"server: still busy {SETTLE_S:g} s after a search for the maximum load has closed its "
                 "streams; restart it, or use another server for this test"
@@ -175,7 +198,7 @@ class Endpoint:
             return
         self.check_alive()
         # A server that was not started here has no output, but a closed port shows that it is gone.
-        if is_port_closed(self.address, EXIT_WAIT_S):
+        if is_port_closed(self.address):
             raise BackendError(
                 f"server: {broken.name(asked)}: {broken.stream.broke}; nobody listens at {self.address.url} "
                 "anymore"
@@ -212,6 +235,98 @@ def sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
     return sum(known) if len(known) == len(answers) else None
 
 
-def from_now_ns(seconds: float) -> int:
-    """Return the moment so many seconds from now (monotonic nanoseconds)."""
-    return time.monotonic_ns() + round(seconds * 1e9)
+def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAlive, named: str) -> str:
+    """Wait until the server is ready; one that was already running must be so at once.
+
+    ``named`` is the model, for messages. Returns the path that says so.
+
+    Raises:
+        BackendError: It is not ready in time, or refuses the key.
+        ServerError: It has died.
+    """
+    paths = (settings.health,) if settings.health else READY_PATHS
+    deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
+    while True:
+        for path in paths:
+            answer = client.get(path, HEALTH_TIMEOUT_S)
+            if answer.status not in ABSENT:
+                break
+        # A server with neither path is asked for a completion next.
+        if answer.status == 200 or (answer.status in ABSENT and not settings.health):
+            return path
+        _check_allowed(answer)
+        check_alive(f"{named} before GET {path} gave 200")
+        if time.monotonic() > deadline:
+            break
+        time.sleep(HEALTH_POLL_S)
+    last = f"{answer.status}: {error_text(answer.body())}" if answer.status else f"no answer ({answer.broke})"
+    if not settings.words:
+        raise BackendError(f"server: GET {path} at {client.url}: {last}; is it running, and ready?")
+    raise ServerError(
+        f"server: not ready after {settings.timeout_s:g} s, GET {path}: {last}; see the "
+        "load option health and --energy-timeout"
+    )
+
+
+def _check_allowed(answer: Stream) -> None:
+    """Raise ``BackendError`` if the key is refused, or the server is elsewhere."""
+    if answer.status in FORBIDDEN or 300 <= answer.status < 400:
+        raise BackendError(f"server: {explain_status(answer)}")
+
+
+def list_models(client: Client) -> list[Mapping[str, Any]]:
+    """Return what ``/v1/models`` lists; nothing if the server lacks it.
+
+    Raises:
+        BackendError: It refuses the key, or redirects.
+    """
+    answer = client.get(MODELS_PATH)
+    _check_allowed(answer)
+    if answer.status == 200 and answer.media == "text/html":
+        raise BackendError(
+            f"server: {MODELS_PATH} at {client.url} answered with an HTML page; is this a server with the "
+            "OpenAI API?"
+        )
+    found = answer.json()
+    listed = found.get("data") if isinstance(found, dict) else None
+    return [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+
+
+def probe_endpoints(
+    client: Client, dialect: Dialect, model: str, served: Sequence[str], check_alive: CheckAlive
+) -> tuple[str, ...]:
+    """Request a token of each endpoint, so that what cannot work fails before any measurement.
+
+    Returns the endpoints that answer: completions without the chat endpoint being asked, or chat alone.
+
+    Raises:
+        ModelError: The server does not know the model.
+        BackendError: It does not stream or count, refuses the key, or does not answer.
+    """
+    first: FailedRequestError | None = None
+    for endpoint in PATHS:
+        encoder = Encoder(model, dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
+        body = encoder.encode(Request(prompt="a"))
+        stream = client.run(client.stream(body, encoder.path, PROBE_TIMEOUT_S))
+        if stream.broke:
+            check_alive()
+        try:
+            read_answer(stream, f"model {model_label(model)!r}")
+        except FailedRequestError as error:
+            first = first or error
+            # Whatever is wrong with completions may not be with chat, but for the key and the address.
+            if error.status in FORBIDDEN or not 400 <= error.status < 600:
+                break
+        else:
+            return tuple(PATHS) if first is None else (endpoint,)
+    assert first is not None
+    if first.status == 404:
+        raise ModelError(
+            f"{first}; it serves: {', '.join(map(model_label, served)) or 'nothing that it lists'}"
+        ) from None
+    raise first
+
+
+def model_label(name: str) -> str:
+    """Return a model's name in the API; of a path only the last part."""
+    return hide_keys(Path(name).name if Path(name).is_absolute() else name)

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from pytest_llenergy.backends.timeouts import (
     EXIT_WAIT_S,
     KILLED_TIMEOUT_S,
     LEFT_BEHIND_TIMEOUT_S,
-    PORT_POLL_S,
     TERMINATE_TIMEOUT_S,
 )
 from pytest_llenergy.errors import BackendError, ServerError
@@ -46,14 +44,12 @@ GPU_FILES = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
 class ServerProcess:
-    """A server started with this process's environment, and so on its devices. Its output goes to a file."""
+    """A server started with this process's environment, and so on its devices. Its output goes to a file.
+
+    Raises ``BackendError`` if the program does not exist.
+    """
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Start the command.
-
-        Raises:
-            BackendError: If the program does not exist.
-        """
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the server runs
         self._name = words[0]
         remember_keys(words)
@@ -85,23 +81,19 @@ class ServerProcess:
         if status is None:
             return
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        self.show_tail()
-        last = (self.tail() or ["no output"])[-1].strip()
+        tail = self._read_tail()
+        sys.stdout.writelines(f"{self._name}: {line}\n" for line in tail)
+        sys.stdout.flush()
+        last = tail[-1].strip() if tail else "no output"
         raise ServerError(f"server: {self._name} ended with {how}{when}: {last}")
 
-    def tail(self) -> list[str]:
+    def _read_tail(self) -> list[str]:
         """Return the last lines of its output."""
         size = os.fstat(self._output.fileno()).st_size
         # pread, since reading would move the file position at which the child writes.
         written = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
         lines = hide_keys(written.decode(errors="replace")).splitlines()
         return [line for line in lines if line.strip()][-TAIL_LINES:]
-
-    def show_tail(self) -> None:
-        """Copy the tail to the output of this rank, which failure messages include."""
-        for line in self.tail():
-            sys.stdout.write(f"{self._name}: {line}\n")
-        sys.stdout.flush()
 
     def stop(self) -> None:
         """Terminate the server, then kill whatever remains of it and its descendants."""
@@ -125,9 +117,7 @@ class ServerProcess:
 
 @dataclass(frozen=True)
 class ProcessFamily:
-    """A server's processes: ``root`` and its descendants. If they are unknown, ``root`` is None and
-    ``reason`` says why.
-    """
+    """A server's processes: ``root`` and its descendants. If unknown, ``root`` is None for a ``reason``."""
 
     root: int | None
     reason: str | None = None
@@ -155,41 +145,34 @@ def find_listeners(address: Address) -> set[int]:
     """Return the visible pids that listen at an address."""
     import psutil
 
-    found: set[int] = set()
     with suppress(psutil.AccessDenied):
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.pid and tuple(each.laddr)[1:] == (address.port,):
-                found.add(each.pid)
-    return found
+        return {
+            each.pid
+            for each in psutil.net_connections("tcp")
+            if each.status == psutil.CONN_LISTEN and each.pid and tuple(each.laddr)[1:] == (address.port,)
+        }
+    return set()
 
 
 def check_listener(address: Address, server: ServerProcess) -> None:
     """Raise ``BackendError`` if another process than the one that was started answers at an address."""
     pids = find_listeners(address)
     if not pids & server.pids():
-        who = f"process {sorted(pids)[0]}" if pids else "a process that is not visible here"
+        who = f"process {min(pids)}" if pids else "a process that is not visible here"
         raise BackendError(
             f"server: port {address.port} is answered by {who}, which the command did not start (a "
             "container, a daemon?); start it yourself and give its URL"
         )
 
 
-def is_port_closed(address: Address, within_s: float) -> bool:
-    """Whether a port is closed, now or after at most ``within_s``: a killed process takes a while to exit.
-
-    Tries to connect, since listeners of other users and containers are not visible.
-    """
-    deadline = time.monotonic() + within_s
-    while True:
+def is_port_closed(address: Address) -> bool:
+    """Whether nobody listens. Tries to connect: listeners of other users and containers are not visible."""
+    with suppress(OSError):
         try:
-            socket.create_connection((address.host, address.port), timeout=within_s).close()
+            socket.create_connection((address.host, address.port), timeout=EXIT_WAIT_S).close()
         except ConnectionRefusedError:
             return True
-        except OSError:
-            return False
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(PORT_POLL_S)
+    return False
 
 
 def find_running(target: str) -> ProcessFamily | None:
@@ -228,9 +211,8 @@ def _find_root(process: psutil.Process) -> psutil.Process:
     ours = {os.getpid(), *(each.pid for each in psutil.Process().parents())}
     group = os.getpgid(process.pid)
     while (parent := process.parent()) is not None:
-        if parent.pid in ours or parent.pid == 1 or parent.name() in SHELLS:
-            return process
-        if os.getpgid(parent.pid) != group:
+        is_outside = parent.pid in ours or parent.pid == 1 or parent.name() in SHELLS
+        if is_outside or os.getpgid(parent.pid) != group:
             return process
         process = parent
     return process

@@ -74,27 +74,26 @@ class ServerSettings:
         """Validate the load options.
 
         Raises:
-            BackendError: If the command or URL cannot be used.
+            BackendError: The command or URL cannot be used.
         """
-        command, url = str(options.get("command") or ""), str(options.get("url") or "")
-        health = str(options.get("health") or "")
-        if health and not health.startswith("/"):
-            raise BackendError(f"server: health is {health!r}, needs a path such as /health")
-        words = _split_command(command)
-        if words and not url and not any("{port}" in word for word in words):
+        text = {name: str(options.get(name) or "") for name in ("command", "url", "health", "model")}
+        if text["health"] and not text["health"].startswith("/"):
+            raise BackendError(f"server: health is {text['health']!r}, needs a path such as /health")
+        words = _split_command(text["command"])
+        if words and not text["url"] and not any("{port}" in word for word in words):
             raise BackendError(
                 "server: the command has no placeholder for the port; add {port}, or give the url as well"
             )
-        if not words and not url:
+        if not words and not text["url"]:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
         timeout_s = options.get("timeout_s") or SERVER_START_TIMEOUT_S
-        if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
+        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
             raise BackendError(f"server: timeout_s is {timeout_s!r}, needs seconds, more than 0")
         key_env = str(options.get("key_env") or KEY_ENV)
         if key_env != KEY_ENV and key_env not in os.environ:
             raise BackendError("server: the environment has no variable of the name that key_env gives")
-        address = parse_local_url(url) if url else None
-        return cls(words, address, health, str(options.get("model") or ""), timeout_s, key_env)
+        address = parse_local_url(text["url"]) if text["url"] else None
+        return cls(words, address, text["health"], text["model"], timeout_s, key_env)
 
     @property
     def key(self) -> str | None:
@@ -104,10 +103,9 @@ class ServerSettings:
             remember_key(key)
         return key
 
-    @property
-    def names_model(self) -> bool:
-        """Whether the command has a placeholder for the model."""
-        return any("{model}" in word for word in self.words)
+    def names(self, placeholder: str) -> bool:
+        """Whether the command has a placeholder."""
+        return any(f"{{{placeholder}}}" in word for word in self.words)
 
     @property
     def recorded_command(self) -> str:
@@ -115,11 +113,23 @@ class ServerSettings:
         digest = hashlib.sha256("\0".join(self.words).encode()).hexdigest()[:12]
         return f"{Path(self.words[0]).name}, sha256 {digest}" if self.words else ""
 
-    def command(self, **values: str) -> list[str]:
+    def fill_in(self, **values: str) -> list[str]:
         """Return the command with placeholders replaced."""
         return [
             re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in self.words
         ]
+
+
+def _split_command(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise BackendError(f"server: the command cannot be read: {error}") from None
+    unknown = set(re.findall(r"\{([a-z_]+)\}", " ".join(words))).difference(PLACEHOLDERS)
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise BackendError(f"server: the command has the placeholder {{{min(unknown)}}}; known: {known}")
+    return words
 
 
 def find_degrees(command: Sequence[str]) -> dict[str, int]:
@@ -134,22 +144,25 @@ def find_degrees(command: Sequence[str]) -> dict[str, int]:
         given = re.findall(rf"(?<!\S)--?(?:{pattern})[= ](\d+)\b", text)
         if len(given) > 1:
             return {}
-        if given and int(given[0]) > 1:
+        # SGLang's replicas of the attention share the GPUs of its shards.
+        shared = kind == "data" and "--enable-dp-attention" in text
+        if given and int(given[0]) > 1 and not shared:
             found[kind] = int(given[0])
-    # SGLang's replicas of the attention share the GPUs of its shards.
-    if "--enable-dp-attention" in text:
-        found.pop("data", None)
     return found
+
+
+def show_degrees(degrees: Mapping[str, int]) -> str:
+    """Return degrees as ``tensor 2 x data 2``."""
+    return " x ".join(f"{kind} {number}" for kind, number in degrees.items())
 
 
 def check_degrees(degrees: Mapping[str, int], gpus: int) -> None:
     """Raise ``BackendError`` if a command asks for more or fewer GPUs than are leased."""
     needed = math.prod(degrees.values())
     if degrees and needed != gpus:
-        asked = " x ".join(f"{kind} {number}" for kind, number in degrees.items())
         raise BackendError(
-            f"server: the command asks for {needed} GPUs ({asked}), and this test has leased {gpus}; write "
-            "{gpus} in place of the number, or lease as many"
+            f"server: the command asks for {needed} GPUs ({show_degrees(degrees)}), and this test has leased "
+            f"{gpus}; write {{gpus}} in place of the number, or lease as many"
         )
 
 
@@ -157,7 +170,7 @@ def parse_local_url(url: str) -> Address:
     """Parse a URL.
 
     Raises:
-        BackendError: If it does not point to this host, or contains a user or a password.
+        BackendError: It does not point to this host, or contains a user or a password.
     """
     if "@" in url:
         # Not shown: where a password with special characters ends is a guess.
@@ -177,17 +190,21 @@ def parse_local_url(url: str) -> Address:
         addresses = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise BackendError(f"server: url {shown}: {host} has no address ({error})") from None
-    local = [LOOPBACK.get(each, each) for each in addresses]
-    own = _own_addresses()
-    local = [
-        each for each in local if ipaddress.ip_address(each.partition("%")[0]).is_loopback or each in own
-    ]
-    if not local:
-        raise BackendError(
-            f"server: url {shown} is another host ({addresses[0]}), whose energy cannot be measured "
-            "here; run the tests there"
-        )
-    return Address(local[0], port, parts.scheme)
+    for address in addresses:
+        if _is_local(reached := LOOPBACK.get(address, address)):
+            return Address(reached, port, parts.scheme)
+    raise BackendError(
+        f"server: url {shown} is another host ({addresses[0]}), whose energy cannot be measured "
+        "here; run the tests there"
+    )
+
+
+def _is_local(address: str) -> bool:
+    import psutil
+
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return True
+    return any(each.address == address for several in psutil.net_if_addrs().values() for each in several)
 
 
 def find_free_port() -> int:
@@ -195,23 +212,3 @@ def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
-
-
-def _split_command(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise BackendError(f"server: the command cannot be read: {error}") from None
-    unknown = [
-        name for word in words for name in re.findall(r"\{([a-z_]+)\}", word) if name not in PLACEHOLDERS
-    ]
-    if unknown:
-        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-        raise BackendError(f"server: the command has the placeholder {{{unknown[0]}}}; known: {known}")
-    return words
-
-
-def _own_addresses() -> set[str]:
-    import psutil
-
-    return {each.address for several in psutil.net_if_addrs().values() for each in several}

@@ -11,6 +11,7 @@ import msgspec
 
 from pytest_llenergy.backends.batches import check_processed, stamped_result
 from pytest_llenergy.backends.tasks import Generation
+from pytest_llenergy.backends.timeouts import BATCHER_POLL_S
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 
@@ -19,9 +20,6 @@ PAGE_TOKENS = 256
 
 #: Prompt tokens per step while more are waiting; transformers takes 8192, with memory to match.
 MAX_STEP_TOKENS = 2048
-
-#: Interval of checks that the thread is alive (seconds).
-POLL_S = 1
 
 #: Settings that differ from transformers' defaults. Shared blocks are a prefix cache, and batches prepared
 #: while another runs have their timestamps a step late. With a margin the last requests would wait until part
@@ -90,7 +88,7 @@ class ContinuousBatcher:
         )
         done: dict[str, Any] = {}
         while len(done) < len(ids):
-            result = manager.get_result(timeout=POLL_S)
+            result = manager.get_result(timeout=BATCHER_POLL_S)
             if result is None and not manager.is_running():
                 self.stop()
                 raise BackendError("transformers: the thread of continuous batching ended early")

@@ -15,23 +15,22 @@ import msgspec
 from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.server.answers import answer_text
 from pytest_llenergy.backends.server.client import Stream
+from pytest_llenergy.backends.server.dialects import Encoder, Message
 from pytest_llenergy.backends.server.endpoint import (
     Endpoint,
     Exchange,
     answer_flags,
-    from_now_ns,
     sum_cached_tokens,
 )
-from pytest_llenergy.backends.server.misses import MissCounter, end_flag
-from pytest_llenergy.backends.server.requests import Encoder, Message
+from pytest_llenergy.backends.server.search import MissCounter, end_flag
 from pytest_llenergy.backends.tasks import (
     DEFAULT_REQUESTS,
     GenerationParams,
-    Probe,
     ServedGeneration,
     ServedLoad,
     ServeParams,
 )
+from pytest_llenergy.backends.timeouts import CERTAIN_POLL_S
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
@@ -57,8 +56,7 @@ class BatchJob:
         return self.endpoint.client.run(self._send())
 
     async def _send(self) -> list[Exchange]:
-        client = self.endpoint.client
-        streams = await asyncio.gather(*(client.stream(body) for body in self.bodies))
+        streams = await asyncio.gather(*map(self.endpoint.client.stream, self.bodies))
         tokens = self.params.max_new_tokens
         return [Exchange(stream, tokens, talk=number) for number, stream in enumerate(streams)]
 
@@ -80,7 +78,7 @@ class BatchJob:
 class LoadOutcome:
     """What was sent, and when the load started and ended.
 
-    ``sent`` is the number of requests sent so far if a load of a search ended early, and ``ended`` why.
+    ``sent`` is the number of requests sent if a load of a search ended early, and ``ended`` why.
     """
 
     exchanges: list[Exchange]
@@ -107,11 +105,10 @@ class LoadJob:
 
     def __post_init__(self) -> None:
         # Those that do not depend on answers are encoded ahead. Prompts that are used again are shared.
-        bodies: dict[int, bytes] = {}
-        for request in self.requests:
-            if id(request) not in bodies:
-                bodies[id(request)] = self.encoder.encode(request)
-        self._bodies = bodies
+        self._bodies = {
+            id(request): self.encoder.encode(request)
+            for request in {id(each): each for each in self.requests}.values()
+        }
         # Not from 0: a server that was measured before may still have those texts in its cache.
         self._run = time.time_ns()
         self._failed: list[Exchange] = []
@@ -127,60 +124,52 @@ class LoadJob:
             endpoint.prepare_round(connections)
             return
         endpoint.open_connections(connections)
-        self._end_ns = min(probe.end_ns, from_now_ns(probe.longest_s))
-        body = self._bodies[id(self.requests[0])]
-        endpoint.idle.use(body, endpoint.client, self.encoder.path, endpoint.check_alive)
+        self._end_ns = min(probe.end_ns, time.monotonic_ns() + round(probe.longest_s * 1e9))
+        endpoint.idle.use(self._bodies[id(self.requests[0])], self.encoder.path)
         endpoint.client.run(endpoint.idle.settle(self._end_ns))
 
     def run(self) -> LoadOutcome:
         self._failed = []
         self._run += 1
-        probe = self.params.probe
-        if probe is not None:
-            return self._run_probe(probe)
-        start_ns = time.monotonic_ns()
-        exchanges = self.endpoint.client.run(self._send(self.requests, self.params.offsets_s(), start_ns))
-        return LoadOutcome(exchanges, start_ns, time.monotonic_ns())
-
-    def _run_probe(self, probe: Probe) -> LoadOutcome:
-        """Run a load of a search, which may end early."""
+        probe, client = self.params.probe, self.endpoint.client
+        if probe is None:
+            start_ns = time.monotonic_ns()
+            exchanges = client.run(self._send(self.requests, self.params.offsets_s(), start_ns))
+            return LoadOutcome(exchanges, start_ns, time.monotonic_ns())
         number, self._probed = self._probed - probe.warmups, self._probed + 1
         requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
-        # Those of a warm-up decide nothing.
-        allowed = probe.allowed if number >= 0 else len(requests)
         assert self.params.slo is not None
-        counter = self._counter = MissCounter(self.params.slo, allowed)
+        # Misses of a warm-up decide nothing.
+        counter = MissCounter(self.params.slo, probe.allowed if number >= 0 else len(requests))
+        self._counter = counter
         start_ns = time.monotonic_ns()
         sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
-        exchanges = self.endpoint.client.run(self._until_over(sending, counter))
-        end_ns, ended = time.monotonic_ns(), None
-        if counter.was_cut or self._failed:
+        exchanges, was_cut = client.run(self._until_over(sending, counter))
+        end_ns = time.monotonic_ns()
+        if was_cut or self._failed:
             # It may still work on what was closed or timed out.
             self.endpoint.idle.is_settled = False
-        if counter.was_cut:
-            ended = end_flag(probe, len(requests), counter)
+        ended = end_flag(probe, len(requests), counter) if was_cut else None
         return LoadOutcome(exchanges, start_ns, end_ns, counter.sent, ended)
 
     async def _until_over(
         self, sending: Coroutine[Any, Any, list[Exchange]], counter: MissCounter
-    ) -> list[Exchange]:
+    ) -> tuple[list[Exchange], bool]:
         """Send a load until its result is certain or its time is up; then close its streams.
 
-        Returns what failed until then, because it may not be due to the load.
+        Returns what failed until then, because it may not be due to the load, and whether it was cut.
         """
-        left_s = (self._end_ns - time.monotonic_ns()) / 1e9
-        if left_s <= 0:
-            sending.close()
-            counter.was_cut = True
-            return []
-        load, over = asyncio.create_task(sending), asyncio.create_task(counter.over.wait())
-        await asyncio.wait({load, over}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        counter.was_cut = not load.done()
-        for task in (load, over):
-            task.cancel()
-        await asyncio.wait({load, over})
-        counter.close()
-        return self._failed if counter.was_cut else load.result()
+        load = asyncio.ensure_future(sending)
+        while not load.done():
+            left_s = (self._end_ns - time.monotonic_ns()) / 1e9
+            # With too many failures the load ends by itself, with an error.
+            is_over = counter.is_over() and len(self._failed) <= self.params.max_failures
+            if left_s <= 0 or is_over:
+                load.cancel()
+                await asyncio.wait({load})
+                return self._failed, True
+            await asyncio.wait({load}, timeout=min(left_s, CERTAIN_POLL_S))
+        return load.result(), False
 
     async def _send(
         self, requests: Sequence[Request], offsets_s: Sequence[float], start_ns: int
@@ -218,22 +207,17 @@ class LoadJob:
             for turn in request.turns():
                 if made and turn.think_s:
                     await asyncio.sleep(turn.think_s)
-                body, told = self._body(turn, history, is_first=not made)
+                body, told = self._body(turn, history)
                 stream = await self.endpoint.client.stream(
                     body, self.encoder.path, self.params.request_timeout_s, self._watch
                 )
-                tokens = self.encoder.output_tokens(turn)
-                made.append(Exchange(stream, tokens, ready_ns=ready_ns, talk=number))
-                if len(made) == 1:
-                    made[0].due_ns = due_ns
-                    made[0].input_tokens = None if turn.system else turn.input_tokens
+                exchange = Exchange(stream, self.encoder.output_tokens(turn), ready_ns=ready_ns, talk=number)
+                if not made:
+                    exchange.due_ns = due_ns
+                    exchange.input_tokens = None if turn.system else turn.input_tokens
+                made.append(exchange)
                 if stream.failed:
-                    self._failed.append(made[-1])
-                    if self._counter is not None and len(self._failed) <= self.params.max_failures:
-                        self._counter.add(stream)
-                    elif self._counter is not None:
-                        # The load ends with the error.
-                        self._counter.close()
+                    self._failed.append(exchange)
                     break
                 if request.follow_ups:
                     history += [*told, ("assistant", answer_text(stream))]
@@ -243,17 +227,13 @@ class LoadJob:
         if self._counter is not None:
             self._counter.watch(stream)
 
-    def _body(
-        self, turn: Request, history: Sequence[Message], *, is_first: bool
-    ) -> tuple[bytes, list[Message]]:
+    def _body(self, turn: Request, history: Sequence[Message]) -> tuple[bytes, list[Message]]:
         """Return the body of a request, and the messages that it adds to the conversation."""
+        ahead = None if history else self._bodies.get(id(turn))
         if self.reopen is not None and turn.blocks:
-            turn = msgspec.structs.replace(turn, prompt=self.reopen(turn.prompt, self._run))
-            body = self.encoder.encode(turn, history)
-        else:
-            body = self._bodies[id(turn)] if is_first else self.encoder.encode(turn, history)
+            turn, ahead = msgspec.structs.replace(turn, prompt=self.reopen(turn.prompt, self._run)), None
         system = [("system", turn.system)] if turn.system else []
-        return body, [*system, ("user", turn.prompt)]
+        return ahead or self.encoder.encode(turn, history), [*system, ("user", turn.prompt)]
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
         in_search = self.params.probe is not None
@@ -272,15 +252,13 @@ class LoadJob:
             # No error, which would end the server: this one goes on, and takes lower rates.
             return self._part(Flag(name=REFUSED, severity="warning", detail=refusal))
         answered.sort(key=lambda each: each[0].stream.sent_ns)
-        kept = {id(exchange) for exchange, _ in answered}
-        failed = {each.talk: each.due_ns for each in outcome.exchanges if id(each) not in kept}
         answers = [answer for _, answer in answered]
+        is_capped = self.params.concurrency is not None
         requests = [
-            msgspec.structs.replace(
-                answer.request, due_ns=exchange.due_ns if self.params.concurrency else None
-            )
+            msgspec.structs.replace(answer.request, due_ns=exchange.due_ns if is_capped else None)
             for exchange, answer in answered
         ]
+        kept = {id(exchange) for exchange, _ in answered}
         spans, phase_flags = load_phases(
             requests,
             self.params.slots,
@@ -288,8 +266,8 @@ class LoadJob:
             outcome.end_ns,
             [exchange.due_ns for exchange, _ in answered],
             [exchange.talk for exchange, _ in answered],
-            failed=failed,
-            is_capped=self.params.concurrency is not None,
+            failed={each.talk: each.due_ns for each in outcome.exchanges if id(each) not in kept},
+            is_capped=is_capped,
         )
         return ServedLoad(
             texts=[answer.text for answer in answers],
@@ -340,7 +318,7 @@ class LoadJob:
 
 
 def _refusal(failures: Sequence[str], answered: int, max_failures: int) -> str | None:
-    """Return why a load of which so many requests failed has no result; ``None`` if it has one."""
+    """Return why a load of which so many requests failed has no result; None if it has one."""
     if len(failures) > max_failures:
         counted = "1 request" if len(failures) == 1 else f"{len(failures)} requests"
         return f"{failures[0]}; {counted} failed, max_failures is {max_failures}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write requests as the bodies that a server takes, with what its API supports beyond the standard."""
+"""What each kind of server supports beyond the OpenAI API, and requests as the bodies that it takes."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ class Dialect:
         keeps: Whether the server keeps a connection after a stream. llama.cpp's says so and closes it.
         refuses_long: Whether the server refuses prompts that are too long, which others cut.
         version: Path and field of the server's version.
-        count_tokens: Asks the server for the tokens of a text, given the model's name and whether the text is
-            a chat message; None if it does not answer.
+        count_tokens: Asks the server for the tokens of a text or chat message; None if it does not tell.
         weights: Path and field of the types of the model's weights.
     """
 
