@@ -9,22 +9,24 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import pytest
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks, xfailed_key
 
-from pytest_llenergy import real_time
 from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.cpu import usable_cpus
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import LLEnergyError, WorkerError
 from pytest_llenergy.plugin.handles.context import raise_rank_outcomes
-from pytest_llenergy.plugin.isolated_child import TestOrder, names_of, read_warning
+from pytest_llenergy.plugin.isolated_child import names_of, read_warning
 from pytest_llenergy.plugin.leasing import falls_back, lease_devices
 from pytest_llenergy.plugin.plan import plan_of, runs_in_ranks
 from pytest_llenergy.plugin.session import state_of
@@ -37,7 +39,6 @@ from pytest_llenergy.plugin.stash import (
     uses_fixture,
 )
 from pytest_llenergy.plugin.xdist import KEY
-from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.workload import call_workload
 
@@ -78,7 +79,7 @@ def run_isolated(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     with ExitStack() as stack:
         process = _TestProcess(item)
-        process.report_failure(_attempt(lambda: process.run(stack), "setup"))
+        process.attempt("setup", partial(process.run, stack))
 
         def tear_down() -> None:
             try:
@@ -87,24 +88,35 @@ def run_isolated(item: pytest.Item, nextitem: pytest.Item | None) -> None:
                 ends = session.shouldfail or session.shouldstop
                 session._setupstate.teardown_exact(None if ends else nextitem)
 
-        process.report_end(_attempt(tear_down, "teardown"))
+        process.attempt("teardown", tear_down)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
 
 
-def _attempt(work: Any, when: Any) -> pytest.CallInfo[None]:
-    return pytest.CallInfo.from_call(work, when, reraise=(pytest.exit.Exception, KeyboardInterrupt))
-
-
 class _TestProcess:
-    """The process of one test, and the reports that came from it."""
+    """The process of one test, and the reports that come from it."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
-        self._phase = "setup"
-        self._teardown: pytest.TestReport | None = None
-        self._captured: list[tuple[str, IO[bytes]]] = []
-        #: When this began; how long lease and start took, which the set-up's duration includes (seconds).
-        self._begin_s, self._start_s = real_time.monotonic(), 0.0
+        self._phase: Literal["setup", "call", "teardown"] = "setup"
+        self._is_over = False
+        self._captured: dict[str, IO[bytes]] = {}
+        #: The set-up begins with the lease and the start of the process.
+        self._begin_s = time.time()
+
+    def attempt(self, when: Literal["setup", "teardown"], work: Callable[[], None]) -> None:
+        """Do the part of this process in a phase.
+
+        A report tells what failed, or ended the other process, in the phase that it was in.
+        """
+        item = self._item
+        call = pytest.CallInfo.from_call(work, when, reraise=(pytest.exit.Exception, KeyboardInterrupt))
+        if call.excinfo is not None:
+            item.stash[xfailed_key] = evaluate_xfail_marks(item)
+            call.when = self._phase
+        elif when == "setup" or self._is_over:
+            return
+        self._log(item.ihook.pytest_runtest_makereport(item=item, call=call))
+        self._phase = "teardown"
 
     def run(self, stack: ExitStack) -> None:
         """Lease, start the process, and log its reports as they come.
@@ -115,116 +127,81 @@ class _TestProcess:
         Raises:
             LLEnergyError: The devices cannot be leased, the process died, or does not find the test.
         """
-        state = state_of(self._item.config)
-        lease = stack.enter_context(lease_devices(self._item, plan_of(self._item).gpus))
+        item, state = self._item, state_of(self._item.config)
+        lease = stack.enter_context(lease_devices(item, plan_of(item).gpus))
         # Ranks that wait for the next test hold memory there.
         state.pool.close_on(lease.uuids)
         group = state.pool.start_alone(plan_processes(ONE_PROCESS, None, lease, usable_cpus()))
         stack.callback(group.kill)
-        group.on_message = lambda message: self._take(group, *message)
-        order = _make_order(self._item, lease)
+        group.on_message = lambda message: self._take(stack, *message)
+        order = _make_order(item, lease)
         try:
             with raise_rank_outcomes():
-                call_workload(group, CHILD, (order,), {}, state.settings.timeout).work()
+                call_workload(group, CHILD, (), order, state.settings.timeout).work()
         except WorkerError as error:
             how = re.sub(r"^rank 0 of 1 \([^)]*\):? ", "", error.args[0])
             error.args = (f"the process of the test, during {self._phase}: {how}",)
-            sections = [(name, _read(file)) for name, file in self._captured]
+            sections = [(name, _read(file)) for name, file in self._captured.items()]
             sections += [("output of its process", text) for _, text in error.sections]
             error.sections = tuple((title, text) for title, text in sections if text)
             raise
 
-    def _take(self, group: RankGroup, kind: str, content: Any) -> None:
+    def _take(self, stack: ExitStack, kind: str, content: Any) -> None:
         """Handle a message of the process."""
-        config, hook = self._item.config, self._item.ihook
+        item, config = self._item, self._item.config
         if kind == "phase":
-            self._phase, descriptors = content
-            if self._phase == "setup":
-                self._start_s, self._begin_s = real_time.monotonic() - self._begin_s, real_time.monotonic()
-            for name, number in () if self._captured else descriptors:
-                file = Path(f"/proc/{group.ranks[0].pid}/fd/{number}")
+            self._phase = content
+        elif kind == "captured":
+            for name, file in zip(content, map(Path, content.values()), strict=True):
                 with suppress(OSError):
-                    self._captured.append((name, file.open("rb")))
+                    self._captured[name] = stack.enter_context(file.open("rb"))
         elif kind == "report":
-            report = config.hook.pytest_report_from_serializable(config=config, data=content)
-            if report.when == "setup":
-                report.start -= self._start_s
-                report.duration += self._start_s
-            self._log(report)
+            self._log(config.hook.pytest_report_from_serializable(config=config, data=content))
         elif kind == "warning":
-            warning, when, location = content
-            hook.pytest_warning_recorded.call_historic(
-                kwargs={
-                    "warning_message": read_warning(warning),
-                    "nodeid": self._item.nodeid,
-                    "when": when,
-                    "location": location,
-                }
-            )
+            named, location = content
+            warning = {"warning_message": read_warning(named), "nodeid": item.nodeid}
+            kwargs = {**warning, "when": "runtest", "location": location}
+            item.ihook.pytest_warning_recorded.call_historic(kwargs=kwargs)
         elif kind == "end":
-            session = self._item.session
-            session.shouldfail = session.shouldfail or content["shouldfail"]
-            session.shouldstop = session.shouldstop or content["shouldstop"]
+            session, (should_fail, should_stop) = item.session, content
+            session.shouldfail = session.shouldfail or should_fail
+            session.shouldstop = session.shouldstop or should_stop
 
     def _log(self, report: pytest.TestReport) -> None:
         option = self._item.config.getoption
+        if report.when == "setup":
+            report.duration, report.start = report.stop - self._begin_s, self._begin_s
+        self._is_over = report.when == "teardown"
         if option("capture", None) == "no":
-            if report.when == "teardown":
+            if self._is_over:
                 sys.stdout.write("".join(text for _, text in report.sections))
             report.sections = []
         if report.failed and (option("usepdb", False) or option("trace", False)):
             report.sections.append(("debugger", NO_TERMINAL))
-        if self._teardown is not None:
-            self._item.ihook.pytest_runtest_logreport(report=self._teardown)
-        # The last one waits until this process has torn down what it had set up.
-        self._teardown = report if report.when == "teardown" else None
-        if self._teardown is None:
-            self._item.ihook.pytest_runtest_logreport(report=report)
-
-    def report_failure(self, call: pytest.CallInfo[None]) -> None:
-        """Report what failed in this process, or ended the other one, in the phase that it was in."""
-        if call.excinfo is not None:
-            call.when = self._phase  # type: ignore[assignment]
-            self._log(self._make_report(call))
-        for _, file in self._captured:
-            file.close()
-
-    def report_end(self, call: pytest.CallInfo[None]) -> None:
-        """Report the teardown, that of this process if it failed."""
-        report = self._make_report(call) if call.excinfo or self._teardown is None else None
-        for each in (self._teardown, report):
-            if each is not None and (each is report or report is None or each.failed):
-                self._item.ihook.pytest_runtest_logreport(report=each)
-
-    def _make_report(self, call: pytest.CallInfo[None]) -> pytest.TestReport:
-        item = self._item
-        if call.excinfo is not None:
-            with suppress(pytest.fail.Exception):
-                item.stash[xfailed_key] = evaluate_xfail_marks(item)
-        report: pytest.TestReport = item.ihook.pytest_runtest_makereport(item=item, call=call)
-        return report
+        self._item.ihook.pytest_runtest_logreport(report=report)
 
 
-def _make_order(item: pytest.Item, lease: Lease) -> TestOrder:
-    given = item.config.invocation_params
+def _make_order(item: pytest.Item, lease: Lease) -> dict[str, Any]:
+    """Return the arguments of ``run_test``."""
+    config, given = item.config, item.config.invocation_params
     # What a test prints comes with its reports, and its coverage is nobody's.
     args = [*map(str, given.args)]
-    args += ["--capture=fd"] if item.config.getoption("capture", None) == "no" else []
-    args += ["--no-cov"] if item.config.getoption("no_cov", None) is not None else []
+    args += ["--capture=fd"] if config.getoption("capture", None) == "no" else []
+    args += ["--no-cov"] if config.getoption("no_cov", None) is not None else []
     # Below that of this run: a process removes what its own contains.
-    temporary = getattr(item.config, "_tmp_path_factory", None)
-    return TestOrder(
-        args=tuple(args),
-        plugins=tuple(each for each in given.plugins or () if isinstance(each, str)),
-        directory=str(given.dir),
-        environment=dict(os.environ),
-        worker_input=_worker_input(item.config),
-        base_temp=None if temporary is None else str(temporary.mktemp("isolated")),
-        path=str(item.path),
-        names=names_of(item),
-        node_id=item.nodeid,
-        lease=lease,
-    )
+    temporary = getattr(config, "_tmp_path_factory", None)
+    return {
+        "args": args,
+        "plugins": [each for each in given.plugins or () if isinstance(each, str)],
+        "directory": str(given.dir),
+        "environment": dict(os.environ),
+        "worker_input": _worker_input(config),
+        "base_temp": None if temporary is None else str(temporary.mktemp("isolated")),
+        "path": str(item.path),
+        "names": names_of(item),
+        "node_id": item.nodeid,
+        "lease": lease,
+    }
 
 
 def _read(file: IO[bytes]) -> str:

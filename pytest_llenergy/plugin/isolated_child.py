@@ -7,9 +7,9 @@ import os
 import sys
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from _pytest.config import _prepareconfig
 
@@ -30,11 +30,28 @@ OFF: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class TestOrder:
-    """What to run, with the arguments and surroundings of pytest's own process.
+def names_of(item: pytest.Item) -> tuple[str, ...]:
+    """Return the names of a test and of what contains it within its file."""
+    outside = (pytest.Session, pytest.Directory, pytest.File)
+    return tuple(node.name for node in item.listchain() if not isinstance(node, outside))
 
-    Attributes:
+
+def run_test(
+    *,
+    args: list[str],
+    plugins: list[str],
+    directory: str,
+    environment: dict[str, str],
+    worker_input: dict[str, Any],
+    base_temp: str | None,
+    path: str,
+    names: tuple[str, ...],
+    node_id: str,
+    lease: Lease,
+) -> None:
+    """Run one test in this process, and send its reports. Called in a rank that has run nothing else.
+
+    Args:
         args: Arguments of the command line.
         plugins: Names of plugins that ``pytest.main`` was given.
         directory: Where pytest was started.
@@ -42,33 +59,9 @@ class TestOrder:
         worker_input: As pytest-xdist gives it to its workers.
         base_temp: Directory for ``tmp_path``.
         path: File of the test.
-        names: Names of the test and of the classes and so on in the file that contain it.
-        node_id: Its node id in reports.
+        names: As ``names_of`` returns them.
+        node_id: The id of the test in reports.
         lease: Its devices.
-    """
-
-    __test__ = False  # pytest would collect a class of this name
-
-    args: tuple[str, ...]
-    plugins: tuple[str, ...]
-    directory: str
-    environment: dict[str, str]
-    worker_input: dict[str, Any]
-    base_temp: str | None
-    path: str
-    names: tuple[str, ...]
-    node_id: str
-    lease: Lease
-
-
-def names_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the names of a test and of what contains it within its file."""
-    outside = (pytest.Session, pytest.Directory, pytest.File)
-    return tuple(node.name for node in item.listchain() if not isinstance(node, outside))
-
-
-def run_test(order: TestOrder) -> None:
-    """Run one test in this process, and send its reports. Called in a rank that has run nothing else.
 
     Raises:
         PlanError: The test is not found again.
@@ -76,48 +69,44 @@ def run_test(order: TestOrder) -> None:
     supervisor = os.environ.get(SUPERVISOR_VARIABLE, "")
     # Those of ranks, such as WORLD_SIZE, would make libraries join a process group.
     os.environ.clear()
-    os.environ.update(
-        order.environment | visible_variables(order.lease.uuids) | {SUPERVISOR_VARIABLE: supervisor}
-    )
-    os.chdir(order.directory)
+    os.environ.update(environment | visible_variables(lease.uuids) | {SUPERVISOR_VARIABLE: supervisor})
+    os.chdir(directory)
     sender = _Sender()
-    config = _prepareconfig([*order.args], [*order.plugins, sender])
-    sender.config = config
-    for name, value in OFF.items():
-        if hasattr(config.option, name):
-            setattr(config.option, name, value)
-    config.option.basetemp, config.args = order.base_temp, [order.path]
-    config.workerinput, config.workeroutput = order.worker_input, {}  # type: ignore[attr-defined]
-    config.stash[GIVEN_LEASE] = order.lease
+    config = sender.config = _prepareconfig(args, [*plugins, sender])
+    for name in OFF.keys() & vars(config.option):
+        setattr(config.option, name, OFF[name])
+    config.option.basetemp, config.args = base_temp, [path]
+    config.workerinput, config.workeroutput = worker_input, {}  # type: ignore[attr-defined]
+    config.stash[GIVEN_LEASE] = lease
+    session = pytest.Session.from_config(config)
     try:
         config._do_configure()
-        _run_session(config, sender, order)
+        config.hook.pytest_sessionstart(session=session)
+        try:
+            _run_one(session, sender, names, node_id)
+        finally:
+            status = pytest.ExitCode.TESTS_FAILED if session.testsfailed else pytest.ExitCode.OK
+            config.hook.pytest_sessionfinish(session=session, exitstatus=status)
     finally:
         config._ensure_unconfigure()
-    sender.send("end", sender.ending)
+    sender.send("end", (session.shouldfail, session.shouldstop))
 
 
-def _run_session(config: pytest.Config, sender: _Sender, order: TestOrder) -> None:
-    session = pytest.Session.from_config(config)
-    status = pytest.ExitCode.OK
-    config.hook.pytest_sessionstart(session=session)
-    try:
-        config.hook.pytest_collection(session=session)
-        found = [item for item in session.items if names_of(item) == order.names]
-        if len(found) != 1:
-            what = sender.collect_error or f"{len(session.items)} tests there, {len(found)} of this name"
-            raise PlanError(
-                f"{order.node_id} was collected again in a process of its own, which found: {what}; "
-                "@pytest.mark.gpus(..., isolate=False) runs it in pytest's process"
-            )
-        # As pytest-xdist names it, or as seen from the arguments of the run.
-        found[0]._nodeid = order.node_id  # type: ignore[attr-defined]
-        session.items = found
-        config.hook.pytest_runtest_protocol(item=found[0], nextitem=None)
-        sender.ending = {"shouldfail": session.shouldfail, "shouldstop": session.shouldstop}
-        status = pytest.ExitCode.TESTS_FAILED if session.testsfailed else status
-    finally:
-        config.hook.pytest_sessionfinish(session=session, exitstatus=status)
+def _run_one(session: pytest.Session, sender: _Sender, names: tuple[str, ...], node_id: str) -> None:
+    session.config.hook.pytest_collection(session=session)
+    collected = session.items
+    session.items = [each for each in collected if names_of(each) == names]
+    if len(session.items) != 1:
+        what = sender.collect_error or f"{len(collected)} tests there, {len(session.items)} of this name"
+        raise PlanError(
+            f"{node_id} was collected again in a process of its own, which found: {what}; "
+            "@pytest.mark.gpus(..., isolate=False) runs it in pytest's process"
+        )
+    item = session.items[0]
+    # As pytest-xdist names it, or as seen from the arguments of the run.
+    item._nodeid = node_id  # type: ignore[attr-defined]
+    sender.send_captured()
+    session.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
 
 
 class _Sender:
@@ -126,39 +115,34 @@ class _Sender:
     config: pytest.Config
 
     def __init__(self) -> None:
-        self._pid, self.collect_error = os.getpid(), ""
-        self.ending: dict[str, object] = {}
+        self.collect_error = ""
 
     def send(self, kind: str, content: object) -> None:
-        """Send a message, unless this is a copy of the process that the test has forked."""
-        if os.getpid() != self._pid:
-            return
-        RankServer.current.send_message((kind, _plain(content)))
+        """Send a message. What only this process could unpickle becomes text."""
+        RankServer.current.send_message((kind, msgspec.to_builtins(content, enc_hook=str)))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        with suppress(OSError):
-            # What the terminal reporter has printed: an error shows the end of this process's output.
-            os.ftruncate(1, 0)
-        self._announce("setup")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
-        self._announce("call")
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self) -> None:
-        self._announce("teardown")
-
-    def _announce(self, phase: str) -> None:
-        """Say which phase begins, and in which files the output of the test is captured."""
+    def send_captured(self) -> None:
+        """Say in which files the output of the test is captured."""
         manager: Any = self.config.pluginmanager.getplugin("capturemanager")
-        files = []
+        files = {}
         for name, stream in (("stdout", "out"), ("stderr", "err")):
             # With --capture=sys it is in memory.
             with suppress(AttributeError, OSError):
-                files.append((name, getattr(manager._global_capturing, stream).tmpfile.fileno()))
-        self.send("phase", (phase, files))
+                number = getattr(manager._global_capturing, stream).tmpfile.fileno()
+                files[name] = f"/proc/{os.getpid()}/fd/{number}"
+        self.send("captured", files)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self.send("phase", "setup")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self) -> None:
+        self.send("phase", "call")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self) -> None:
+        self.send("phase", "teardown")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed and not self.collect_error:
@@ -174,7 +158,7 @@ class _Sender:
         if when == "runtest":
             kind, each = warning_message.category, warning_message
             named = (kind.__module__, kind.__name__, str(each.message), each.filename, each.lineno)
-            self.send("warning", (named, when, location))
+            self.send("warning", (named, location))
 
 
 def read_warning(named: tuple[str, str, str, str, int]) -> warnings.WarningMessage:
@@ -182,12 +166,3 @@ def read_warning(named: tuple[str, str, str, str, int]) -> warnings.WarningMessa
     module, name, text, file, line = named
     kind = getattr(sys.modules.get(module), name, None) or type(name, (Warning,), {})
     return warnings.WarningMessage(text, kind, file, line)
-
-
-def _plain(value: object) -> Any:
-    """Convert what only this process can unpickle into text."""
-    if isinstance(value, dict):
-        return {_plain(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else [*map(_plain, value)]
-    return value if value is None or type(value) in (bool, int, float, str, bytes) else str(value)

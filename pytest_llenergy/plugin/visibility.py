@@ -7,7 +7,7 @@ The process of an isolated test imports this module, so it imports little.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -39,14 +39,23 @@ def restrict_this_process(item: pytest.Item, lease: Lease, own: Lease | None = N
     from pytest_llenergy.devices.occupancy import find_own_boards
 
     kept = find_own_boards() & {*own.uuids, *own.divided} if own is not None else set()
-    _check_own_boards(lease, kept)
+
+    def check_contexts() -> None:
+        if other := find_own_boards() - {*lease.uuids, *lease.divided, *kept}:
+            raise DeviceError(
+                f"this process uses {', '.join(sorted(other))}, but the test has leased "
+                f"{lease.visible_devices or CPU}; CUDA keeps the GPUs that it saw first: run the work in "
+                "ranks (fixture workers), or each test in a pytest process of its own"
+            )
+
+    check_contexts()
     shown = own or lease
     with pytest.MonkeyPatch.context() as patch:
         for name, value in visible_variables(shown.uuids).items():
             patch.setenv(name, value)
         with watch_visibility(item, shown):
             yield
-    _check_own_boards(lease, kept)
+    check_contexts()
 
 
 @contextmanager
@@ -74,15 +83,3 @@ def check_visibility(item: pytest.Item) -> None:
                 f"{name} was {given!r}, as the test has leased, and is now {now!r}: "
                 "a fixture or the test changes it; remove that, or the mark gpus"
             )
-
-
-def _check_own_boards(lease: Lease, kept: Collection[str]) -> None:
-    from pytest_llenergy.devices.occupancy import find_own_boards
-
-    other = find_own_boards() - {*lease.uuids, *lease.divided, *kept}
-    if other:
-        raise DeviceError(
-            f"this process uses {', '.join(sorted(other))}, but the test has leased "
-            f"{lease.visible_devices or CPU}; CUDA keeps the GPUs that it saw first: run the work in ranks "
-            "(fixture workers), or each test in a pytest process of its own"
-        )

@@ -18,10 +18,9 @@ from functools import cache
 import pytest
 
 from pytest_llenergy.backends.server.process import find_running_pids
-from pytest_llenergy.devices.allocation import ShortageError, count_leasable, select_devices
+from pytest_llenergy.devices.allocation import count_leasable, select_devices
 from pytest_llenergy.devices.board_settings import restore_left_changes
 from pytest_llenergy.devices.lease import Lease, join_leases
-from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Held, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
@@ -69,15 +68,14 @@ class WorkerGpus:
         anywhere = select_devices(request, self.selection, self.environment)
         if anywhere.fallback is not None:
             return anywhere
-        try:
-            fitting = select_devices(replace(request, fallback=None), self.lease.visible_devices).order
-        except ShortageError:
+        fitting = [part for part in self.parts if part.devices[0] in anywhere.order]
+        if len(fitting) < request.n:
             own = ", ".join(f"{board.name} {board.uuid}" for board in self.lease.boards)
             raise DeviceError(
                 f"{request}: this process has {own} (--energy-worker-gpus); choose GPUs that fit with "
                 "--energy-gpus, or run this test without --energy-worker-gpus"
-            ) from None
-        return join_leases([part for part in self.parts if part.devices[0] in fitting][: request.n])
+            )
+        return join_leases(fitting[: request.n])
 
 
 WORKER_GPUS = pytest.StashKey[WorkerGpus]()
@@ -151,42 +149,30 @@ def _lease(config: pytest.Config, settings: Settings) -> None:
     with _as_usage_error(config, n):
         if settings.cluster != "local":
             raise DeviceError("the GPUs are those of this host; leave it out with a cluster")
-        found = _lease_free(config, settings, n, environment)
-    config.stash[WORKER_GPUS] = found
-    _show_only(config, found.lease.uuids)
-
-
-def _lease_free(
-    config: pytest.Config, settings: Settings, n: int, environment: Mapping[str, str]
-) -> WorkerGpus:
-    possible = select_devices(GpuRequest(n), settings.gpus, environment)
-    held = acquire(
-        possible.request(),
-        settings.lease_timeout,
-        f"--energy-worker-gpus={n}",
-        lambda: open_lock_directory(environment),
-        _show_wait,
-    )
-    config.add_cleanup(held.release)
-    lease = possible.select(held.chosen)
-    servers = find_running_pids(dict(settings.server).values())
-    occupancy = wait_until_free(lease.uuids, settings.busy_timeout, servers, on_wait=_show_wait)
-    if occupancy.state == "busy" and settings.busy == "fail":
-        raise DeviceError(occupancy.message)
-    restore_left_changes(held.directory, lease.uuids)
+        possible = select_devices(GpuRequest(n), settings.gpus, environment)
+        held = acquire(
+            possible.request(), settings.lease_timeout, f"--energy-worker-gpus={n}", on_wait=_show_wait
+        )
+        config.add_cleanup(held.release)
+        lease = possible.select(held.chosen)
+        servers = find_running_pids(dict(settings.server).values())
+        occupancy = wait_until_free(lease.uuids, settings.busy_timeout, servers, _show_wait)
+        if occupancy.state == "busy" and settings.busy == "fail":
+            raise DeviceError(occupancy.message)
+        restore_left_changes(held.directory, lease.uuids)
     by_device = {choice.devices[0]: choice for choice in possible.choices}
     parts = tuple(by_device[device] for device in lease.devices)
     skip = occupancy.message if occupancy.state == "busy" else None
-    return WorkerGpus(parts, held, settings.gpus, environment, skip)
+    config.stash[WORKER_GPUS] = WorkerGpus(parts, held, settings.gpus, environment, skip)
+    _show_only(config, lease.uuids)
 
 
 def _show_only(config: pytest.Config, uuids: Sequence[str]) -> None:
     """Show these GPUs to what this process imports and starts, until the run ends."""
     patch = pytest.MonkeyPatch()
-    for name, value in visible_variables(uuids).items():
-        patch.setenv(name, value)
     # Otherwise torch.cuda.is_available() would initialise CUDA.
-    patch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for name, value in {**visible_variables(uuids), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}.items():
+        patch.setenv(name, value)
     config.add_cleanup(patch.undo)
 
 
