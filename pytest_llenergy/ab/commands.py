@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command after ``--``: pytest, with the options that it must not contain, or any other."""
+"""The command line of ``llenergy ab``, and the commands of both sides: pytest, or any other."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pytest_llenergy.ab.measured_command import MeasuredCommand, parse_measured
+from pytest_llenergy.compare.stages import DEFAULT_STAGES
 from pytest_llenergy.errors import PlanError
+
+#: Value of ``--head`` for the working tree with its uncommitted changes.
+WORKING_TREE = "."
 
 #: Options that ``ab`` sets itself or that compare, with what to use instead.
 RESERVED_OPTIONS = {
@@ -21,75 +28,131 @@ RESERVED_OPTIONS = {
     "--energy-inconclusive": "use --inconclusive of ab",
 }
 
-#: Options that depend on earlier runs, or end a session before all of its tests have run.
-SELECTING_OPTIONS = (
-    *("--lf", "--last-failed", "--ff", "--failed-first", "--nf", "--new-first", "--sw", "--stepwise"),
-    *("-x", "--exitfirst", "--maxfail"),
-)
 
-EXAMPLE = "such as: llenergy ab --base origin/main -- pytest benchmarks"
+@dataclass(frozen=True)
+class Request:
+    """The command line; ``command`` is what follows ``--``.
+
+    ``ab`` are the texts of ``--a`` and ``--b``; ``values``, ``per``, ``better`` and ``meters`` are for
+    commands other than pytest. With ``comparisons``, the head is compared with itself so many times.
+    """
+
+    command: Sequence[str]
+    base: str | None = None
+    head: str | None = None
+    setup: str | None = None
+    ab: tuple[str | None, str | None] = (None, None)
+    values: Sequence[str] = ()
+    per: Sequence[str] = ()
+    better: Sequence[str] = ()
+    meters: Sequence[str] = ()
+    pairs: str = str(DEFAULT_STAGES)
+    rounds: int = 1
+    metrics: Sequence[str] = ()
+    fail_on: Sequence[str] = ()
+    floor: float | None = None
+    across: bool = False
+    fresh: bool = False
+    comparisons: int | None = None
+
+    @property
+    def by_options(self) -> bool:
+        """Whether the sides have the same code, and commands or options of their own."""
+        return self.ab != (None, None) or (self.comparisons is not None and self.head is None)
+
+    def with_both_sides(self) -> Request:
+        """Return the request with the sides of ``--aa``, which are both the head or the working tree.
+
+        Raises:
+            PlanError: If options contradict each other.
+        """
+        request = self
+        if self.comparisons is not None:
+            if self.comparisons < 1:
+                raise PlanError(f"--aa={self.comparisons} must be 1 or more")
+            if self.base is not None or self.ab != (None, None):
+                raise PlanError(
+                    "--aa compares the head with itself; it allows neither --base nor --a and --b"
+                )
+            head = self.head or "HEAD"
+            request = (
+                replace(self, head=None) if head == WORKING_TREE else replace(self, base=head, head=head)
+            )
+        if request.by_options and (request.base, request.head, request.setup) != (None, None, None):
+            raise PlanError(
+                "--base, --head and --setup compare commits, --a and --b commands or option sets, and --aa "
+                "--head . this environment; use only one kind"
+            )
+        return request
 
 
 @dataclass(frozen=True)
-class PytestCommand:
-    """A command such as ``python -X dev -m pytest benchmarks -k x``.
+class Command:
+    """What a session of one side runs: ``args`` of pytest, or with ``measured`` the words of any command.
 
-    Attributes:
-        program: ``python``, or a path of one; empty for ``pytest``.
-        interpreter: Options of Python.
-        args: Arguments of pytest.
+    ``python`` is the interpreter of pytest with its options.
     """
 
-    program: str
-    interpreter: tuple[str, ...]
     args: tuple[str, ...]
+    python: tuple[str, ...] = ()
+    measured: MeasuredCommand | None = None
 
 
-def parse_pytest(words: tuple[str, ...], where: str = "") -> PytestCommand | None:
+def parse_commands(request: Request) -> tuple[Command, Command]:
+    """Return the commands of both sides.
+
+    Raises:
+        PlanError: If there is none, or it has an option that sessions cannot have.
+    """
+    words, (a, b) = tuple(request.command), request.ab
+    if not words and (not a or not b):
+        raise PlanError(
+            "no command; write it after --, such as: llenergy ab --base origin/main -- pytest benchmarks"
+        )
+    sides = (*words, *_split(a or "", "--a")), (*words, *_split(b or "", "--b"))
+    base, head = parse_pytest(sides[0], "--a: " if a else ""), parse_pytest(sides[1], "--b: " if b else "")
+    if base is not None and head is not None:
+        if any((request.values, request.per, request.better, request.meters)):
+            raise PlanError(
+                "--value, --per, --better, --meter, --gpus and --require are for commands other than pytest"
+            )
+        _check_options(_split(os.environ.get("PYTEST_ADDOPTS", ""), "PYTEST_ADDOPTS"), "PYTEST_ADDOPTS: ")
+        return base, head
+    if request.rounds > 1:
+        raise PlanError("--rounds-per-session needs pytest; a session of another command is one round")
+    name = Path(words[0]).name if words else "command"
+    measured = parse_measured(name, request.values, request.per, request.better, request.meters)
+    if not words:
+        sides = ("sh", "-c", str(a)), ("sh", "-c", str(b))
+    return Command(sides[0], measured=measured), Command(sides[1], measured=measured)
+
+
+def parse_pytest(words: tuple[str, ...], where: str = "") -> Command | None:
     """Parse ``pytest …`` or ``python -m pytest …``; ``None`` if it is another command.
 
     Raises:
         PlanError: If it has an option that sessions cannot have. ``where`` names it in the message.
     """
-    program = Path(words[0]).name
+    program, place = Path(words[0]).name, words.index("-m") if "-m" in words else len(words)
     if program in ("pytest", "py.test"):
-        found = PytestCommand("", (), tuple(words[1:]))
-    elif re.fullmatch(r"(python|pypy)[\d.]*", program) and _runs_pytest(words):
-        place = words.index("-m")
-        found = PytestCommand(words[0], tuple(words[1:place]), tuple(words[place + 2 :]))
+        found = Command(words[1:], (sys.executable,))
+    elif re.fullmatch(r"(python|pypy)[\d.]*", program) and words[place + 1 : place + 2] == ("pytest",):
+        python = words[0] if "/" in words[0] else sys.executable
+        found = Command(words[place + 2 :], (python, *words[1:place]))
     else:
         return None
-    check_options(found.args, where)
+    _check_options(found.args, where)
     return found
 
 
-def split(text: str, name: str) -> tuple[str, ...]:
-    """Split a text like a shell; ``name`` names it in messages.
+def _check_options(args: Sequence[str], where: str) -> None:
+    for name, instead in RESERVED_OPTIONS.items():
+        if any(each == name or each.startswith(f"{name}=") for each in args):
+            raise PlanError(f"{where}{name} is not allowed in the pytest command: {instead}")
 
-    Raises:
-        PlanError: If a quote is open.
-    """
+
+def _split(text: str, name: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise PlanError(f"{name}={text}: {error}") from None
-
-
-def check_options(args: Sequence[str], where: str) -> None:
-    """Raise ``PlanError`` for the first option that a session of pytest cannot have."""
-    for name, instead in RESERVED_OPTIONS.items():
-        if _has_option(args, name):
-            raise PlanError(f"{where}{name} is not allowed in the pytest command: {instead}")
-    for name in SELECTING_OPTIONS:
-        if _has_option(args, name):
-            raise PlanError(
-                f"{where}{name} is not allowed in the pytest command: every session must run the same tests"
-            )
-
-
-def _runs_pytest(words: tuple[str, ...]) -> bool:
-    return "-m" in words and words[words.index("-m") + 1 :][:1] in (("pytest",), ("py.test",))
-
-
-def _has_option(args: Sequence[str], name: str) -> bool:
-    return any(each == name or each.startswith(f"{name}=") for each in args)

@@ -16,26 +16,18 @@ from typing import Annotated
 import msgspec
 
 from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.compare.comparability import device_facts, fingerprint
+from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint
 from pytest_llenergy.compare.comparison import DEFAULT_METRICS
 from pytest_llenergy.compare.gate import rule_with_floor
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
-from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.files import read_limited, replace_file
-from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import Report
+from pytest_llenergy.record.report import PairedReport, Report
 
-#: Share of the comparisons that the floor keeps from being certain of a change.
-QUANTILE = 0.95
-
-#: Floors are rounded up to a multiple of this.
-STEP = 0.001
-
-#: Fewer comparisons are no basis for a floor.
-MIN_COMPARISONS = 5
+#: Share of the comparisons that the floor keeps from being certain of a change; it is rounded up to a step.
+QUANTILE, STEP = 0.95, 0.001
 
 
 class LearnedFloor(StoredStruct, frozen=True):
@@ -70,19 +62,38 @@ def certain_change(comparison: Comparison) -> float | None:
 
 
 def estimate_floor(changes: Sequence[float]) -> float:
-    """Return the change that the limits of 95 in 100 comparisons of unchanged code are not certain of.
+    """Return the smallest change that at least 95 % do not exceed, rounded up; of fewer than 20 the largest.
 
-    It is the smallest of the changes that at least 95 % do not exceed, rounded up to 0.1 %: with fewer than
-    20 the largest. As a floor, it would have kept these comparisons from being called a change.
+    As a floor, it would have kept these comparisons from being called a change.
     """
     chosen = sorted(changes)[math.ceil(QUANTILE * len(changes)) - 1]
     # Rounding errors must not raise a floor of exactly a step to the next one.
     return round(math.ceil(chosen / STEP - 1e-9) * STEP, 6)
 
 
-def device_key(record: Record, environment: Environment | None) -> str:
-    """Return the key of the devices and meters of a test."""
-    return fingerprint(device_facts(record, environment))
+def estimate_floors(reports: Sequence[PairedReport], date: str) -> list[LearnedFloor]:
+    """Estimate the floor of each metric on each kind of device."""
+    changes: dict[tuple[str, str, str], list[float]] = {}
+    for paired in reports:
+        records = {record.id: record for record in paired.base.records}
+        for each in paired.compared.comparisons:
+            change = certain_change(each)
+            if each.id in records and each.rule_applied and change is not None:
+                machine = records[each.id], paired.base.environment
+                kind = fingerprint(device_facts(*machine)), each.metric, describe_devices(*machine)
+                changes.setdefault(kind, []).append(change)
+    return [
+        LearnedFloor(
+            key=key,
+            metric=metric,
+            floor=estimate_floor(found),
+            comparisons=len(reports),
+            estimates=len(found),
+            date=date,
+            devices=devices,
+        )
+        for (key, metric, devices), found in changes.items()
+    ]
 
 
 def save_floors(root: Path, floors: Sequence[LearnedFloor]) -> None:
@@ -108,21 +119,22 @@ def apply_floors(
     Raises:
         PlanError: If a file holds no floors.
     """
-    keys = {device_key(record, report.environment) for record in report.records if record.rounds}
+    measured = [record for record in report.records if record.rounds]
+    keys = {fingerprint(device_facts(record, report.environment)) for record in measured}
     learned = [each for key in sorted(keys) for each in _read(floors_directory(root) / f"{key}.json")]
-    applied, lines = [], dict[str, None]()
+    applied, lines = [], []
     for criterion in criteria:
         names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
         fitting = [each for each in learned if each.metric in names]
         found = max(fitting, key=lambda each: each.floor, default=None)
         if found is not None and found.floor > criterion.rule.floor:
             criterion = replace(criterion, rule=rule_with_floor(found.floor, criterion.rule))
-            lines[
+            lines.append(
                 f"floor {found.floor:.1%} (from {found.comparisons} A/A comparisons of {found.date}), in "
                 f".llenergy/floors/{found.key}.json; changes up to it do not count (--floor=1% overrides it)"
-            ] = None
+            )
         applied.append(criterion)
-    return applied, list(lines)
+    return applied, list(dict.fromkeys(lines))
 
 
 def floors_directory(root: Path) -> Path:
@@ -133,12 +145,10 @@ def floors_directory(root: Path) -> Path:
 def _read(path: Path) -> list[LearnedFloor]:
     try:
         found = msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
-        if any(each.floor > MAX_FLOOR for each in found):
-            raise msgspec.DecodeError(f"a floor above {MAX_FLOOR:.0%}")
     except FileNotFoundError:
         return []
     except (OSError, *MALFORMED) as error:
         raise PlanError(
             f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None
-    return found
+    return [each for each in found if each.floor <= MAX_FLOOR]

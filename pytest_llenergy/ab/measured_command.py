@@ -11,8 +11,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,17 @@ from typing import Any
 import msgspec
 
 import pytest_llenergy
+from pytest_llenergy.compare.disturbance import load_of_others
+from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.lifetime import module_command
 from pytest_llenergy.record.base import MALFORMED, Direction
+from pytest_llenergy.record.comparison import OTHER_WORKLOAD
 from pytest_llenergy.record.custom_metrics import explain_bad_name, make_metric
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.files import read_limited
-from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics, scale_metric
+from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics, scale_metric, values_of_rounds
 from pytest_llenergy.record.record import CustomMetric, MeterInfo, Record, Round, WindowRecord
-from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, SideName, Source, Tool
-from pytest_llenergy.scratch import ScratchDirectory
+from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
 
 #: The value that tells the seconds of the work itself; the rest of a session is start-up.
 WORK = "work_s"
@@ -37,8 +37,8 @@ WORK = "work_s"
 #: Words for ``--better``.
 DIRECTIONS: dict[str, Direction] = {"lower": "less", "higher": "more"}
 
-#: Most keys of a file that a message names.
-MAX_KEYS = 8
+#: Values that a command tells are of other work if they differ by more, relative to the base.
+SAME_WORK = 0.03
 
 #: Inode and time of change of each file: any writer changes one of them.
 Stamps = Mapping[str, tuple[int, int] | None]
@@ -71,37 +71,25 @@ class MeasuredCommand:
     better: Mapping[str, Direction] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
-    @property
-    def metrics(self) -> list[str]:
-        """Names of the metrics that are judged unless the user names others."""
-        return [*([energy_per(name) for name in self.per] or ["energy_j"]), *self.better]
+    def choose_metrics(self, named: Sequence[str], fail_on: Sequence[str]) -> list[str]:
+        """Return the metrics to judge: those that are named, or else the energy, and values with a direction.
 
-    def check_metric(self, name: str) -> None:
-        """Raise ``PlanError`` if sessions will not have a metric."""
-        told = [each.name for each in self.values]
-        known = [*told, *map(energy_per, self.per)]
-        if name not in ROUND_METRICS and name not in known:
-            raise PlanError(
-                f"unknown metric {name!r}; --value NAME=FILE:PATH adds NAME, and --per NAME adds "
-                f"{energy_per('NAME')}"
-            )
+        Raises:
+            PlanError: If sessions will not have a metric.
+        """
+        known = {*ROUND_METRICS, *(each.name for each in self.values), *map(energy_per, self.per)}
+        for name in (*named, *(text.partition(":")[0].strip() for text in fail_on)):
+            if name not in known:
+                raise PlanError(
+                    f"unknown metric {name!r}; --value NAME=FILE:PATH adds NAME, and --per NAME adds "
+                    f"{energy_per('NAME')}"
+                )
+        usual = [*map(energy_per, self.per)] or ["energy_j"]
+        return [*named, *([] if named or fail_on else usual), *self.better]
 
     def look(self, directory: Path) -> Stamps:
         """Return what the files are before a session, to tell whether it wrote them."""
         return {each.file: _stamp(directory / each.file) for each in self.values}
-
-    @contextmanager
-    def output_file(self) -> Iterator[Path]:
-        """Provide a file for the output of ``llenergy run``; it is removed, as it names the whole command."""
-        with ScratchDirectory() as scratch:
-            yield scratch.path / "energy.json"
-
-    def words(self, command: Sequence[str], output: Path) -> list[str]:
-        """Return the command line of a session."""
-        run = module_command(
-            "pytest_llenergy.cli", "run", "--format=json", f"--output={output}", *self.options
-        )
-        return [*run, "--", *command]
 
     def read_report(self, output: Path, directory: Path, before: Stamps, source: Source) -> Report:
         """Return the report of a session.
@@ -119,20 +107,16 @@ class MeasuredCommand:
         window = found.window
         same = set(WindowRecord.__struct_fields__) & set(Round.__struct_fields__)
         round_ = Round(**{name: getattr(window, name) for name in same})
-        coverage = min((meter.coverage for meter in found.meters), default=1.0)
-        metrics = compute_metrics([round_], None, coverage)
+        metrics = compute_metrics([round_], None, min((each.coverage for each in found.meters), default=1.0))
         custom: dict[str, CustomMetric] = {}
-        for name, value in self._read(directory, before).items():
+        for name, value in self._read_values(directory, before).items():
             metrics[name], custom[name] = make_metric(name, value, better=self.better.get(name, "more"))
-            if name == WORK and value > window.duration_s:
-                took = f"{value:g} s of work in a session of {window.duration_s:.3g} s"
-                raise PlanError(f"--value {WORK}: {took}; it needs the seconds of the work")
-            if name not in self.per:
-                continue
-            if value <= 0:
-                raise PlanError(f"--per {name}: {name} is {value:g}; energy cannot be divided by it")
-            metrics[energy_per(name)] = scale_metric(metrics["energy_j"], 1 / value, f"J/{name}"[:24], None)
-            custom[energy_per(name)] = CustomMetric(better="less")
+            if name in self.per:
+                if value <= 0:
+                    raise PlanError(f"--per {name}: {name} is {value:g}; energy cannot be divided by it")
+                unit = f"J/{name}"[:24]
+                metrics[energy_per(name)] = scale_metric(metrics["energy_j"], 1 / value, unit, None)
+                custom[energy_per(name)] = CustomMetric(better="less")
         gpus = [name.partition(":")[2] for name in window.by_domain if name.startswith("gpu:")]
         record = Record(
             id=self.name,
@@ -155,27 +139,54 @@ class MeasuredCommand:
             argv=[],
             exit_status=found.exit_status,
         )
-        tool = Tool(name="pytest-llenergy", version=pytest_llenergy.__version__)
         return Report(
             schema_version=SCHEMA_VERSION,
-            tool=tool,
+            tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
             run=run,
             source=source,
             environment=found.environment,
             records=[record],
         )
 
-    def _read(self, directory: Path, before: Stamps) -> dict[str, float]:
-        after = self.look(directory)
-        for file, stamp in after.items():
+    def _read_values(self, directory: Path, before: Stamps) -> dict[str, float]:
+        for file, stamp in self.look(directory).items():
             if stamp is None:
                 raise PlanError(f"--value: the command wrote no {file} in {directory}")
             if stamp == before[file]:
                 raise PlanError(
                     f"--value: {directory / file} is of an earlier run: this one did not write it"
                 )
-        documents = {file: _load(directory / file) for file in after}
+        documents = {each.file: _load(directory / each.file) for each in self.values}
         return {each.name: _find(documents[each.file], each) for each in self.values}
+
+    def sample(self, record: Record, metric: str) -> Sample | None:
+        """Return the sessions of a joined record: the energy per value, or a value that is never zero."""
+        divisor = next((name for name in self.per if energy_per(name) == metric), None)
+        told = record.custom[divisor or metric].values
+        if min(told, default=0.0) <= 0 or len(told) != len(record.rounds):
+            return None
+        if divisor is None:
+            return Sample(tuple(told), pairs=tuple(range(len(told))))
+        found = [
+            (index, each.scale(1 / told[index]))
+            for index, each in values_of_rounds("energy_j", record.rounds)[0]
+        ]
+        return Sample(
+            values=tuple(each.value for _, each in found),
+            uncertainties=tuple(each.meter for _, each in found),
+            shared=tuple(math.hypot(each.unsampled, each.shape) for _, each in found),
+            pairs=tuple(index for index, _ in found),
+            load=load_of_others([record.rounds[index] for index, _ in found]),
+        )
+
+    def list_other_work(self, base: Record, head: Record) -> list[str]:
+        """Return a note for each value by which the sides did other work: their energy differs anyway."""
+        notes = []
+        for name in {each.name for each in self.values} - self.better.keys() - {WORK}:
+            before, after = base.value_of(name), head.value_of(name)
+            if before is not None and after is not None and abs(after - before) > SAME_WORK * abs(before):
+                notes.append(f"{OTHER_WORKLOAD}{name}: {before:g} -> {after:g}")
+        return sorted(notes)
 
 
 class _Output(msgspec.Struct):
@@ -194,11 +205,7 @@ def energy_per(name: str) -> str:
 
 
 def parse_measured(
-    name: str,
-    values: Sequence[str],
-    per: Sequence[str],
-    better: Sequence[str],
-    options: Sequence[str] = (),
+    name: str, values: Sequence[str], per: Sequence[str], better: Sequence[str], options: Sequence[str] = ()
 ) -> MeasuredCommand:
     """Parse ``NAME=FILE:PATH``, names, and ``NAME=higher`` or ``NAME=lower``.
 
@@ -213,8 +220,6 @@ def parse_measured(
         why = explain_bad_name(match[1]) or explain_bad_name(energy_per(match[1]))
         if why is not None:
             raise PlanError(f"--value {match[1]}: {why}")
-        if match[1] in found:
-            raise PlanError(f"--value {match[1]} is given twice")
         found[match[1]] = Value(*match.groups())
     judged: dict[str, Direction] = {}
     for text in better:
@@ -229,16 +234,16 @@ def parse_measured(
     return MeasuredCommand(name, tuple(found.values()), tuple(dict.fromkeys(per)), judged, tuple(options))
 
 
-def describe_startup(sides: Mapping[SideName, Record]) -> str | None:
+def describe_startup(base: Record, head: Record) -> str | None:
     """Return how much of the sessions was start-up, if the command tells the seconds of its work."""
-    parts, share = [], 0.0
-    for name, record in sides.items():
+    parts, shares = [], []
+    for side, record in (("base", base), ("head", head)):
         work_s, total_s = record.value_of(WORK), record.value_of("duration_s")
         if work_s is None or not total_s:
             return None
-        share = max(share, 1 - work_s / total_s)
-        parts.append(f"{total_s - work_s:.3g} of {total_s:.3g} s ({1 - work_s / total_s:.0%}) of {name}")
-    shown = f"10% more work is about {10 * (1 - share):.2g}% more seconds"
+        shares.append(1 - work_s / total_s)
+        parts.append(f"{total_s - work_s:.3g} of {total_s:.3g} s ({shares[-1]:.0%}) of {side}")
+    shown = f"10% more work is about {10 * (1 - max(shares)):.2g}% more seconds"
     return f"start-up, all but {WORK}: {', '.join(parts)}; {shown}"
 
 
@@ -261,28 +266,17 @@ def _load(path: Path) -> Any:
 
 def _find(document: Any, value: Value) -> float:
     """Return the number at a dotted path; parts that are numbers count the items of a list from 0."""
-    where = document
-    rest = value.path.split(".")
-    while rest:
-        for length in range(len(rest), 0, -1):  # keys may have dots, such as p99.9
-            key = ".".join(rest[:length])
-            if isinstance(where, dict) and key in where:
-                where = where[key]
-                break
-            if (
-                isinstance(where, list)
-                and re.fullmatch(r"-?\d+", key)
-                and -len(where) <= int(key) < len(where)
-            ):
-                where = where[int(key)]
-                break
-        else:
-            keys = list(where)[:MAX_KEYS] if isinstance(where, dict) else []
-            has = f"; there: {', '.join(map(str, keys))}" if keys else ""
-            raise PlanError(f"--value {value.name}: {value.file} has no {value.path} (not {rest[0]!r}{has})")
-        rest = rest[length:]
-    if isinstance(where, bool) or not isinstance(where, int | float) or not math.isfinite(where):
+    found = document
+    for part in value.path.split("."):
+        try:
+            found = found[int(part) if isinstance(found, list) else part]
+        except (LookupError, TypeError, ValueError):
+            there = f"; there: {', '.join(list(found)[:8])}" if isinstance(found, dict) and found else ""
+            raise PlanError(
+                f"--value {value.name}: {value.file} has no {value.path} (not {part!r}{there})"
+            ) from None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         raise PlanError(
-            f"--value {value.name}: {value.path} of {value.file} is no number: {str(where)[:40]!r}"
+            f"--value {value.name}: {value.path} of {value.file} is no number: {str(found)[:40]!r}"
         )
-    return float(where)
+    return float(found)

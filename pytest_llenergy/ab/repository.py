@@ -8,19 +8,17 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.scratch import ScratchDirectory
 
 #: Variables that git sets for hooks. They would point our git commands at the repository of the hook.
 REPOSITORY_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 
 #: Our git and that of --setup ask nothing; no hook of the user runs by ours.
-BATCH = {"GIT_SSH_COMMAND": "ssh -oBatchMode=yes"}
-WITHOUT_QUESTIONS = {"GIT_TERMINAL_PROMPT": "0"}
+WITHOUT_QUESTIONS = {"GIT_TERMINAL_PROMPT": "0", "SSH_ASKPASS_REQUIRE": "never"}
 WITHOUT_HOOKS = ("-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false")
 
 #: Leaves files of Git LFS as pointers, also where git-lfs is not installed.
@@ -32,26 +30,21 @@ WITHOUT_LFS = tuple(
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
 
 #: Paths that do not count as changes: files that test runs and ``ab`` itself leave behind.
-IGNORED_PATHS = (":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
+IGNORED_PATHS = (".", ":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
 
 
-def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which git finds the repository by itself."""
-    return {name: value for name, value in environment.items() if name not in REPOSITORY_VARIABLES}
+class NoRepositoryError(PlanError):
+    """A directory is in no repository, or there is no git."""
 
 
 @dataclass(frozen=True)
 class Repository:
-    """The repository of a checkout, whose top directory is ``root``."""
+    """The repository of a checkout, whose top directory is ``root``. Its methods raise ``PlanError``."""
 
     root: Path
 
     def resolve_commit(self, reference: str) -> str:
-        """Return the hash of a commit; ``A...B`` is the merge base of both, as in ``git checkout``.
-
-        Raises:
-            PlanError: If git does not know the name.
-        """
+        """Return the hash of a commit; ``A...B`` is the merge base of both, as in ``git checkout``."""
         left, dots, right = reference.partition("...")
         if dots:
             sides = [self.resolve_commit(side or "HEAD") for side in (left, right)]
@@ -64,92 +57,97 @@ class Repository:
                 f"{reference!r} is no commit, as in a manual run or the first push of a branch; name one, "
                 "such as origin/main"
             )
-        found = self._query("rev-parse", "--verify", "--quiet", "--end-of-options", f"{reference}^{{commit}}")
+        found = self._find_commit(reference)
         if found is None:
             raise PlanError(f"git knows no commit {reference!r} in this repository{self._shallow()}")
         return found
 
     def find_default_base(self, head: str) -> tuple[str, str]:
-        """Return the merge base of a commit and the default branch, and the name of the branch.
-
-        Raises:
-            PlanError: If there is no default branch.
-        """
+        """Return the merge base of a commit and the default branch, and the name of the branch."""
         for branch in DEFAULT_BRANCHES:
-            found = self._query("rev-parse", "--verify", "--quiet", f"{branch}^{{commit}}")
-            if found is not None:
-                return self.resolve_commit(f"{found}...{head}"), branch
+            if self._find_commit(branch) is not None:
+                return self.resolve_commit(f"{branch}...{head}"), branch
         raise PlanError(
             f"found no default branch ({', '.join(DEFAULT_BRANCHES)}); name the baseline with --base REF"
         )
 
     def has_changes(self) -> bool:
         """Return whether the working tree has uncommitted changes."""
-        return bool(self._run("status", "--porcelain", "--", ".", *IGNORED_PATHS))
+        return bool(self._run("status", "--porcelain", "--", *IGNORED_PATHS))
 
     def hash_working_tree(self, *, data: bool = True) -> str:
-        """Return a hash of the working tree: all files that are not ignored, except logs.
+        """Return a hash of the working tree: all files that are not ignored, except untracked logs.
 
-        Untracked files may be large, so except for Python files only their size and time count, and without
-        ``data`` not even these.
+        Of untracked files, which may be large, only size and time count, and without ``data`` only Python
+        files.
         """
-        with ScratchDirectory() as scratch:
-            own = {"GIT_INDEX_FILE": str(scratch.path / "index")}
-            self._run("read-tree", "HEAD", **own)
-            self._run("add", "--update", "--", ".", *IGNORED_PATHS, **own)
-            others = self._listed("--others", "--exclude-standard", "--", ".", *IGNORED_PATHS, **own)
-            for name in others:
-                if name.endswith(".py"):
-                    self._run("add", "--", f":(literal){name}", **own)
+        changes = self._run(
+            "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--", *IGNORED_PATHS
+        )
+        found = hashlib.sha256(f"{self.resolve_commit('HEAD')}\n{changes}".encode(errors="surrogateescape"))
+        for name in self._list("--others", "--exclude-standard", "--", *IGNORED_PATHS):
             # A log may be that of this very command.
-            files = [name for name in others if data and not name.endswith((".py", ".log"))]
-            found = "".join(_stat(self.root, name) for name in files)
-            tree = self._run("write-tree", **own)
-        return f"{tree}-{hashlib.sha256(os.fsencode(found)).hexdigest()[:12]}" if found else tree
+            if name.endswith(".py") or (data and not name.endswith(".log")):
+                with suppress(FileNotFoundError):
+                    state = (self.root / name).lstat()
+                    found.update(
+                        f"{name}\0{state.st_size}\0{state.st_mtime_ns}".encode(errors="surrogateescape")
+                    )
+        return found.hexdigest()[:16]
 
-    def add_worktree(self, place: Path, commit: str) -> None:
-        """Check a commit out into a worktree, without hooks and files of Git LFS.
-
-        Raises:
-            PlanError: If it fails, with git's message.
-        """
+    def check_out(self, commit: str, place: Path) -> None:
+        """Make a detached worktree of a commit, without hooks and files of Git LFS, unless it exists."""
+        # Written once a checkout is complete.
+        ready = place.with_name(f"{place.name}.ready")
+        if ready.is_file() and ready.read_text() == commit and place.is_dir():
+            return
+        ready.unlink(missing_ok=True)
+        self.remove_worktree(place)
+        place.parent.mkdir(parents=True, exist_ok=True)
         self._run(*WITHOUT_LFS, "worktree", "add", "--detach", "--force", str(place), commit)
+        ready.write_text(commit)
 
     def remove_worktree(self, place: Path) -> None:
-        """Remove a worktree, if it is one, even if only git still knows it."""
+        """Remove a worktree and its directory, even if only one of them is left."""
         # Twice, because git locks a worktree until it is complete.
         self._query("worktree", "remove", "--force", "--force", str(place))
+        shutil.rmtree(place, ignore_errors=True)
 
-    def list_projects(self) -> list[Path]:
-        """Return the directories with a ``pyproject.toml`` or ``setup.py``, relative to the top."""
-        names = self._listed("--", ":(glob)**/pyproject.toml", ":(glob)**/setup.py")
-        return sorted({Path(name).parent for name in names})
+    def list_files(self, *patterns: str) -> list[str]:
+        """Return the files that are not ignored, relative to the top."""
+        return self._list("--cached", "--others", "--exclude-standard", "--", *patterns)
 
-    def read_file(self, commit: str, name: str) -> str:
-        """Return the text of a file in a commit; empty if there is no such file."""
-        return self._query("show", f"{commit}:{name}") or ""
+    def list_omissions(self, commit: str) -> list[str]:
+        """Return notes on what a worktree of this commit lacks."""
+        notes = []
+        if self._query("show", f"{commit}:.gitmodules"):
+            fetch = "--setup 'git submodule update --init --recursive && …'"
+            notes.append(f"{commit[:10]} has submodules, which are not checked out; use {fetch}")
+        if "filter=lfs" in (self._query("show", f"{commit}:.gitattributes") or ""):
+            fetch = "--setup 'git lfs pull && …'"
+            notes.append(f"{commit[:10]} uses Git LFS: its files are pointers; use {fetch}")
+        return notes
 
-    def _listed(self, *args: str, **environment: str) -> list[str]:
-        return [name for name in self._run("ls-files", "-z", *args, **environment).split("\0") if name]
+    def _find_commit(self, name: str) -> str | None:
+        return self._query("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
 
     def _shallow(self) -> str:
         if self._query("rev-parse", "--is-shallow-repository") != "true":
             return ""
         return "; this clone is shallow: git fetch --unshallow (actions/checkout: fetch-depth: 0)"
 
+    def _list(self, *args: str) -> list[str]:
+        return [name for name in self._run("ls-files", "-z", *args).split("\0") if name]
+
     def _query(self, *args: str) -> str | None:
         done = _run_git(self.root, args)
         return done.stdout.strip() if done.returncode == 0 else None
 
-    def _run(self, *args: str, **environment: str) -> str:
-        done = _run_git(self.root, args, environment)
+    def _run(self, *args: str) -> str:
+        done = _run_git(self.root, args)
         if done.returncode != 0:
             raise PlanError(_reason_of(done))
         return done.stdout.strip()
-
-
-class NoRepositoryError(PlanError):
-    """A directory is in no repository, or there is no git."""
 
 
 def find_repository(directory: Path) -> Repository:
@@ -171,85 +169,26 @@ def find_repository(directory: Path) -> Repository:
     return Repository(Path(done.stdout.strip()))
 
 
+def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which git finds the repository by itself."""
+    return {name: value for name, value in environment.items() if name not in REPOSITORY_VARIABLES}
+
+
 def _reason_of(done: subprocess.CompletedProcess[str]) -> str:
     """Return all that git says, in one line."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return f"git: {' '.join(lines) or f'exit code {done.returncode}'}"
 
 
-def _stat(root: Path, name: str) -> str:
-    try:
-        found = (root / name).lstat()
-    except FileNotFoundError:
-        # Deleted since it was listed.
-        return ""
-    return f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0"
-
-
-@cache
-def _batch_ssh(directory: Path) -> dict[str, str]:
-    """The command of the user, such as one with a key for CI, stays."""
-    done = subprocess.run(
-        ["git", "-C", str(directory), "config", "core.sshCommand"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env=without_git_variables(os.environ),
-        check=False,
-    )
-    return {} if done.stdout else BATCH
-
-
-def _run_git(
-    directory: Path, args: Sequence[str], environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def _run_git(directory: Path, args: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["git", "-C", str(directory), *WITHOUT_HOOKS, *args],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        env={
-            **_batch_ssh(directory),
-            **without_git_variables(os.environ),
-            **WITHOUT_QUESTIONS,
-            "LC_ALL": "C",
-            **(environment or {}),
-        },
+        env={**without_git_variables(os.environ), **WITHOUT_QUESTIONS, "LC_ALL": "C"},
+        # Without a terminal, ssh cannot ask either.
+        start_new_session=True,
         check=False,
     )
-
-
-def check_out(repository: Repository, commit: str, place: Path) -> None:
-    """Make a detached worktree of a commit, unless it exists already.
-
-    Args:
-        repository: The user's repository.
-        commit: Hash of the commit.
-        place: Directory of the worktree.
-
-    Raises:
-        PlanError: If git fails.
-    """
-    # Written once a checkout is complete.
-    ready = place.with_name(f"{place.name}.ready")
-    if ready.is_file() and ready.read_text() == commit and place.is_dir():
-        return
-    ready.unlink(missing_ok=True)
-    repository.remove_worktree(place)
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    repository.add_worktree(place, commit)
-    ready.write_text(commit)
-
-
-def list_omissions(repository: Repository, commit: str) -> list[str]:
-    """Return notes on what a worktree of this commit lacks."""
-    notes = []
-    if repository.read_file(commit, ".gitmodules"):
-        notes.append(
-            f"{commit[:10]} has submodules, which are not checked out; use --setup 'git submodule update "
-            "--init --recursive && …'"
-        )
-    if "filter=lfs" in repository.read_file(commit, ".gitattributes"):
-        notes.append(f"{commit[:10]} uses Git LFS: its files are pointers; use --setup 'git lfs pull && …'")
-    return notes

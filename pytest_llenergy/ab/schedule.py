@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.compare.stages import Stages
@@ -49,44 +49,24 @@ class Schedule:
 
     def describe(self) -> str:
         """Describe how much is measured: ``6+6 pairs of rounds: 6 to 12 pairs of sessions``."""
-        first, most = self.pairs[0], sum(self.pairs)
-        if first == most:
-            return f"{self.stages} pairs of rounds: {most} pair{'' if most == 1 else 's'} of sessions"
-        return f"{self.stages} pairs of rounds: {first} to {most} pairs of sessions, as tests need"
+        least = f"{self.pairs[0]} to " if len(self.pairs) > 1 else ""
+        return f"{self.stages} pairs of rounds: {least}{sum(self.pairs)} pairs of sessions"
 
-    def describe_pair(
-        self,
-        turn: Turn,
-        stage: int,
-        durations_s: Sequence[float],
-        open_tests: Collection[str],
-        tests: int,
-        name: str = "",
-    ) -> str:
+    def describe_pair(self, pair: int, durations_s: Sequence[float], open_tests: int, tests: int) -> str:
         """Return the line for a finished pair: its time, the open tests, and the time that is left.
 
         Args:
-            turn: A session of the pair.
-            stage: The stage that the pair belongs to, from 1.
+            pair: Its number, from 1.
             durations_s: Duration of all sessions so far.
-            open_tests: Tests without a verdict.
+            open_tests: The number of tests without a verdict.
             tests: The number of all tests.
-            name: Which of several comparisons it belongs to, such as ``comparison 3 of 10``.
         """
-        due, most = sum(self.pairs[:stage]), sum(self.pairs)
-        if turn.pair == due and open_tests:
-            # The stage is decided: the next one has begun.
-            due = sum(self.pairs[: stage + 1])
-        of = f"{due}, at most {most}" if open_tests and due < most else f"{due}"
-        parts = [f"[{name}{', ' if name else ''}pair {turn.pair} of {of}]"]
-        parts[0] += f" {format_duration(sum(durations_s[-2:]))}"
-        parts.append(f"{len(open_tests)} of {count_tests(tests)} open" if open_tests else "no test open")
-        # The first session of all may load models that later ones find.
-        pair_s = 2 * sum(durations_s[1:]) / max(len(durations_s) - 1, 1)
-        if open_tests and due < most:
-            parts.append(f"verdicts in about {format_duration((due - turn.pair) * pair_s)}")
-        if open_tests and turn.pair < most:
-            parts.append(f"at most {format_duration((most - turn.pair) * pair_s)} left")
+        most = sum(self.pairs)
+        parts = [f"{format_duration(sum(durations_s[-2:]))}; {open_tests} of {count_tests(tests)} open"]
+        if open_tests and pair < most:
+            # The first session of all may load models that later ones find.
+            pair_s = 2 * sum(durations_s[1:]) / (len(durations_s) - 1)
+            parts.append(f"at most {format_duration((most - pair) * pair_s)} left")
         return "; ".join(parts)
 
 
@@ -97,6 +77,4 @@ def plan_schedule(stages: Stages, rounds: int) -> Schedule:
 
 def format_duration(seconds: float) -> str:
     """Format a duration roughly: ``45 s`` or ``12 minutes``."""
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} minutes"
+    return f"{max(1.0, seconds):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"

@@ -16,19 +16,10 @@ import msgspec
 
 import pytest_llenergy
 from pytest_llenergy.ab.campaign import Callbacks, Campaign
-from pytest_llenergy.ab.floors import (
-    MIN_COMPARISONS,
-    LearnedFloor,
-    certain_change,
-    device_key,
-    estimate_floor,
-    floors_directory,
-    save_floors,
-)
+from pytest_llenergy.ab.floors import LearnedFloor, estimate_floors, floors_directory, save_floors
 from pytest_llenergy.ab.schedule import format_duration
 from pytest_llenergy.ab.sides import Prepared
 from pytest_llenergy.ab.state import make_directory
-from pytest_llenergy.compare.comparability import describe_devices
 from pytest_llenergy.record.base import StoredStruct
 from pytest_llenergy.record.comparison import VERDICTS, Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
@@ -36,8 +27,8 @@ from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import PairedReport, Tool, encode_paired_report
 from pytest_llenergy.record.text import one_line, short_test_name
 
-#: The verdict that is a false alarm if nothing has changed.
-ALARM = "regressed"
+#: Fewer comparisons are no basis for a floor.
+MIN_COMPARISONS = 5
 
 
 class AlarmRate(StoredStruct, frozen=True):
@@ -82,7 +73,6 @@ class SelfComparison(StoredStruct, frozen=True):
         comparisons: The number of finished comparisons.
         alarms: Comparisons with at least one test called regressed.
         test_alarms: The same for single tests, which are not independent of each other.
-        notes: Floors that are too large to be kept.
         kept: Whether floors are used from now on.
     """
 
@@ -95,7 +85,6 @@ class SelfComparison(StoredStruct, frozen=True):
     test_alarms: AlarmRate
     tests: list[RepeatedTest]
     floors: list[LearnedFloor]
-    notes: list[str]
     kept: bool = False
 
 
@@ -118,11 +107,9 @@ def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Ite
             for earlier in directory.glob("*.json"):
                 earlier.unlink()
         replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
-        verdicts = Counter(each.verdict for each in paired.compared.comparisons)
-        text = ", ".join(f"{verdicts[each]} {each}" for each in VERDICTS if verdicts[each])
         left_s = (count - number) * sum(campaign.durations_s)
         left = f"; about {format_duration(left_s)} left" if left_s else ""
-        callbacks.say(f"[{name}] {text}{left}")
+        callbacks.say(f"[{name}] {_list_verdicts(_count_verdicts(paired.compared.comparisons))}{left}")
         yield paired
 
 
@@ -133,9 +120,8 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         for each in paired.compared.comparisons:
             by_test.setdefault((each.id, each.metric), []).append(each)
     decided = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
-    alarming = [sum(each.verdict == ALARM for each in found) for found in decided]
+    alarming = [sum(each.verdict == "regressed" for each in found) for found in decided]
     date = reports[-1].sessions[-1].started_at[:10]
-    floors = _estimate_floors(reports, date)
     return SelfComparison(
         tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
         date=date,
@@ -145,21 +131,12 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         alarms=_rate(sum(map(bool, alarming)), sum(map(bool, decided))),
         test_alarms=_rate(sum(alarming), sum(map(len, decided))),
         tests=[_summarize_test(found) for found in by_test.values()],
-        floors=floors,
-        notes=[
-            f"the machine is too noisy for a floor of {each.metric}: {each.floor:.1%} is above "
-            f"{MAX_FLOOR:.0%}, not kept"
-            for each in floors
-            if each.floor > MAX_FLOOR
-        ],
+        floors=estimate_floors(reports, date),
     )
 
 
 def keep_floors(root: Path, result: SelfComparison) -> SelfComparison:
-    """Keep the floors for later comparisons of this project, unless they are too large.
-
-    Too few comparisons are no basis for any.
-    """
+    """Keep the floors for later comparisons of this project, unless they are too large or of too few."""
     usable = [each for each in result.floors if each.floor <= MAX_FLOOR]
     if result.comparisons < MIN_COMPARISONS or not usable:
         return result
@@ -169,34 +146,32 @@ def keep_floors(root: Path, result: SelfComparison) -> SelfComparison:
 
 def render_self_comparison(result: SelfComparison) -> str:
     """Render the result as text: a table of the tests, then rates and floors."""
-    several = len({each.metric for each in result.tests}) > 1
-    head = ("test", *["metric"] * several, "noise", "spread", "ratios", "detectable", "verdicts")
-    rows = [
+    rows = [("test", "metric", "noise", "spread", "ratios", "detectable", "verdicts")]
+    rows += [
         (
             one_line(short_test_name(each.id)),
-            *[each.metric] * several,
+            each.metric,
             _percent(each.noise),
             _percent(each.spread),
             f"{min(each.ratios):.3f} … {max(each.ratios):.3f}" if each.ratios else "-",
             _percent(each.detectable),
-            ", ".join(f"{count} {verdict}" for verdict, count in each.verdicts.items()),
+            _list_verdicts(each.verdicts),
         )
         for each in result.tests
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (head, *rows)
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines.append("noise: scatter within a side; spread: scatter of the ratios of whole comparisons;")
     lines.append("detectable: smallest change found 9 times in 10")
     lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
     for found in result.floors:
-        counted = f"{found.estimates} estimate{'' if found.estimates == 1 else 's'}"
-        lines.append(f"floor of {found.metric}: {found.floor:.1%}, {counted} on {found.devices}")
-    lines += result.notes
-    if not result.kept and not result.notes:
-        lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons of a finished campaign")
+        large = f"; above {MAX_FLOOR:.0%}, too large to be kept" if found.floor > MAX_FLOOR else ""
+        lines.append(
+            f"floor of {found.metric}: {found.floor:.1%}, estimates: {found.estimates}, "
+            f"on {found.devices}{large}"
+        )
+    if result.comparisons < MIN_COMPARISONS:
+        lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons")
     return "\n".join(lines)
 
 
@@ -217,12 +192,11 @@ def _rate(hits: int, count: int) -> AlarmRate:
 
 
 def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
-    verdicts = Counter(each.verdict for each in found)
     ratios = [each.ratio for each in found if each.rule_applied and each.ratio is not None]
     return RepeatedTest(
         id=found[0].id,
         metric=found[0].metric,
-        verdicts={each: verdicts[each] for each in VERDICTS if verdicts[each]},
+        verdicts=_count_verdicts(found),
         ratios=ratios,
         spread=pstdev(map(math.log, ratios), 0.0) if ratios else None,
         noise=_median([each.noise for each in found]),
@@ -230,28 +204,13 @@ def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
     )
 
 
-def _estimate_floors(reports: Sequence[PairedReport], date: str) -> list[LearnedFloor]:
-    changes: dict[tuple[str, str, str], list[float]] = {}
-    for paired in reports:
-        records = {record.id: record for record in paired.base.records}
-        for each in paired.compared.comparisons:
-            change = certain_change(each)
-            if each.id in records and each.rule_applied and change is not None:
-                machine = records[each.id], paired.base.environment
-                kind = device_key(*machine), each.metric, describe_devices(*machine)
-                changes.setdefault(kind, []).append(change)
-    return [
-        LearnedFloor(
-            key=key,
-            metric=metric,
-            floor=estimate_floor(found),
-            comparisons=len(reports),
-            estimates=len(found),
-            date=date,
-            devices=devices,
-        )
-        for (key, metric, devices), found in changes.items()
-    ]
+def _count_verdicts(found: Sequence[Comparison]) -> dict[str, int]:
+    counts = Counter(each.verdict for each in found)
+    return {each: counts[each] for each in VERDICTS if counts[each]}
+
+
+def _list_verdicts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
 def _median(values: Sequence[float | None]) -> float | None:

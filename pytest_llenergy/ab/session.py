@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,25 +21,24 @@ import msgspec
 from pytest_llenergy.ab import session_plugin
 from pytest_llenergy.ab.measured_command import MeasuredCommand
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.lifetime import ENDS_ALL, die_with_parent
+from pytest_llenergy.lifetime import ENDS_ALL, die_with_parent, module_command
+from pytest_llenergy.record.base import StoredStruct
 from pytest_llenergy.record.report import SideName, Source, encode_report
+from pytest_llenergy.scratch import ScratchDirectory
 
 PLUGIN = "llenergy_ab_session"
 
-#: Time that a session has to end after SIGINT, so that ranks stop and its report is written, and then after
-#: SIGTERM, which a hung test may still obey; then it is killed.
-INTERRUPT_TIMEOUT_S, TERMINATE_TIMEOUT_S = 30.0, 5.0
-POLITELY = (signal.SIGINT, INTERRUPT_TIMEOUT_S), (signal.SIGTERM, TERMINATE_TIMEOUT_S)
+#: Signals that end a session, with the time that each has. Pytest stops its ranks and writes its report; a
+#: hung test may still obey SIGTERM. Shells put off SIGINT until their command has ended, and half a command
+#: has no value.
+ENDS_PYTEST = (signal.SIGINT, 30.0), (signal.SIGTERM, 5.0)
+ENDS_COMMAND = ((signal.SIGTERM, 5.0),)
+
 #: Interval at which to check for the end of a session and for new output: one round takes many times as long.
 SESSION_POLL_S = 0.1
 
 #: A line in which a session tells what it waits for, such as devices, and who holds them.
 WAIT = re.compile(r"^energy: (?P<wait>(?P<key>.+) \(.+ so far\))$")
-#: Time between signs of life of a session.
-SIGN_S = 120.0
-
-#: The code outside of a git checkout.
-NO_SOURCE = Source()
 
 #: Lines of a log to show after a failure.
 TAIL_LINES = 10
@@ -58,9 +56,9 @@ class Side:
         directory: The directory in which sessions start.
         args: Arguments of pytest, or the words of a measured command.
         environment: The environment variables.
+        source: The code.
         python: The interpreter of pytest, with its options.
         measured: How a command that is not pytest is measured.
-        source: The code.
         venv: The virtual environment that was created for this side, if any.
     """
 
@@ -71,44 +69,54 @@ class Side:
     directory: Path
     args: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
+    source: Source
     python: tuple[str, ...] = ()
     measured: MeasuredCommand | None = None
-    source: Source = NO_SOURCE
     venv: Path | None = None
 
 
 class SessionFiles:
-    """The files of one attempt at a session: one directory, one stem.
+    """The directory of one attempt at a session.
 
     Attributes:
         report: The report; while the session runs, its journal is next to it.
         log: The output.
-        done: Node ids of tests to skip because they are finished.
-        devices: The devices of each test in earlier sessions.
-        modules: A directory with lists of the imported modules.
+        earlier: What the session is told of earlier ones.
         summary: What the session plugin writes at the end of pytest.
-        end: How the session ended, written afterwards.
+        end: Written once the session has ended as it should: its duration in seconds.
     """
 
-    def __init__(self, directory: Path, stem: str) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.stem = stem
-        names = ("json", "log", "done", "devices", "modules", "summary", "end")
-        paths = [directory / f"{stem}.{name}" for name in names]
-        self.report, self.log, self.done, self.devices, self.modules, self.summary, self.end = paths
+        names = ("report.json", "session.log", "earlier.json", "summary.json", "end")
+        self.report, self.log, self.earlier, self.summary, self.end = (directory / name for name in names)
+
+    @property
+    def imports(self) -> list[Path]:
+        """What the processes of the session imported."""
+        return list(self.directory.glob("modules-*.json"))
 
 
-@dataclass(frozen=True)
-class Earlier:
-    """What a session knows of earlier ones.
+class Summary(StoredStruct, frozen=True):
+    """What the session plugin writes: the tests that failed, whether any measured, whether it was stopped."""
+
+    failed: list[str]
+    measured: bool
+    stopped: bool
+
+
+class Earlier(StoredStruct, frozen=True):
+    """What a session is told.
 
     Attributes:
         done: Node ids of tests to skip.
-        devices: Devices of each test, which it uses again.
+        devices: Devices of each test in earlier sessions, which it uses again.
+        own: The modules of its checkout whose files it reports.
     """
 
     done: Sequence[str] = ()
-    devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: Mapping[str, Sequence[str]] = {}
+    own: Mapping[str, str] = {}
 
 
 def run_session(
@@ -117,9 +125,7 @@ def run_session(
     """Run a session to its end, and return its exit code, negative for a signal.
 
     If this process is interrupted, the session is interrupted too, and has ended before the exception
-    propagates.
-
-    ``poll`` gets the log, open for reading, while the session runs and once at its end.
+    propagates. ``poll`` gets the log, open for reading, while the session runs and once at its end.
 
     Raises:
         PlanError: It cannot start, because its checkout was removed, or a measured command left no value.
@@ -127,43 +133,34 @@ def run_session(
     environment = dict(side.environment)
     # The step summary of GitHub is for the whole comparison, not for each session.
     environment.pop("GITHUB_STEP_SUMMARY", None)
-    if side.measured is None:
-        environment |= _prepare_pytest(side, files, earlier)
+    files.earlier.write_bytes(msgspec.json.encode(earlier))
+    measured = side.measured
+    if measured is None:
+        shutil.copyfile(session_plugin.__file__, files.directory / f"{PLUGIN}.py")
+        path = [str(files.directory), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONUNBUFFERED": "1",
+            "LLENERGY_AB_SESSION": str(files.directory),
+        }
         words = [*side.python, "-m", "pytest", "-p", PLUGIN]
         words += [f"--energy-report={files.report}", f"--energy-rounds={rounds}"]
         words += [word for name in session_plugin.CLEARED_OPTIONS for word in ("-o", f"{name}=")]
         # Options of the user come last, so that they win.
         return _run(side, [*words, *side.args], environment, files.log, poll)
-    measured = side.measured
-    environment[ENDS_ALL] = "1"
     before = measured.look(side.directory)
-    with measured.output_file() as output:
-        code = _run(side, measured.words(side.args, output), environment, files.log, poll)
+    # What llenergy run writes names the whole command, and so is not kept.
+    with ScratchDirectory() as scratch:
+        output = scratch.path / "energy.json"
+        words = module_command("pytest_llenergy.cli", "run", "--format=json", f"--output={output}")
+        words += [*measured.options, "--", *side.args]
+        code = _run(side, words, {**environment, ENDS_ALL: "1"}, files.log, poll)
         if code == 0:
             report = measured.read_report(output, side.directory, before, side.source)
             files.report.write_bytes(encode_report(report))
-            summary = {"failed": [], "measured": True, "stopped": False}
+            summary = Summary(failed=[], measured=True, stopped=False)
             files.summary.write_bytes(msgspec.json.encode(summary))
     return code
-
-
-def _prepare_pytest(side: Side, files: SessionFiles, earlier: Earlier) -> dict[str, str]:
-    """Write what the plugin of the session reads, and return the variables that name it."""
-    plugins = files.directory / "plugin"
-    plugins.mkdir(exist_ok=True)
-    shutil.copyfile(session_plugin.__file__, plugins / f"{PLUGIN}.py")
-    files.done.write_bytes(msgspec.json.encode(list(earlier.done)))
-    files.devices.write_bytes(msgspec.json.encode(earlier.devices))
-    path = [str(plugins), *filter(None, [side.environment.get("PYTHONPATH")])]
-    return {
-        "PYTHONPATH": os.pathsep.join(path),
-        "PYTHONUNBUFFERED": "1",
-        "LLENERGY_AB_DEVICES": str(files.devices),
-        "LLENERGY_AB_DONE": str(files.done),
-        "LLENERGY_AB_MODULES": str(files.modules),
-        "LLENERGY_AB_ROOT": str(side.root),
-        "LLENERGY_AB_SUMMARY": str(files.summary),
-    }
 
 
 def _run(
@@ -174,8 +171,8 @@ def _run(
     poll: Callable[[TextIO], None],
 ) -> int:
     # llenergy run passes SIGTERM on to its command; pytest has a supervisor for its ranks.
-    measures = side.measured is not None
-    with log.open("wb") as output:
+    at_our_end = signal.SIGKILL if side.measured is None else signal.SIGTERM
+    with log.open("wb") as output, log.open(errors="replace") as printed:
         try:
             process = subprocess.Popen(
                 words,
@@ -186,30 +183,23 @@ def _run(
                 stderr=subprocess.STDOUT,
                 # Otherwise Ctrl-C would interrupt the session twice: from the terminal and from this process.
                 start_new_session=True,
-                preexec_fn=partial(
-                    _prepare_child, os.getpid(), signal.SIGTERM if measures else signal.SIGKILL
-                ),
+                preexec_fn=partial(_prepare_child, os.getpid(), at_our_end),
             )
         except OSError as error:
             raise PlanError(
                 f"{error.filename}: {error.strerror}, so no session can start there; "
                 "run the same command again to continue"
             ) from None
-        with log.open(errors="replace") as printed:
-            try:
-                while True:
-                    with suppress(subprocess.TimeoutExpired):
-                        code = process.wait(SESSION_POLL_S)
-                        poll(printed)
-                        return code
-                    poll(printed)
-            except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
-                if measures:
-                    # Shells put off SIGINT until their command has ended, and half a command has no value.
-                    _stop(process, process.send_signal, [(signal.SIGTERM, TERMINATE_TIMEOUT_S)])
-                else:
-                    _stop(process, partial(_signal_group, process), POLITELY)
-                raise
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    return process.wait(SESSION_POLL_S)
+                poll(printed)
+        except BaseException:  # Ctrl-C, SIGTERM or an error: the session must not outlive this process.
+            _stop(process, whole_group=side.measured is None)
+            raise
+        finally:
+            poll(printed)
 
 
 def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:
@@ -218,14 +208,13 @@ def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:
     die_with_parent(parent_pid, at_its_end)
 
 
-def _stop(
-    process: subprocess.Popen[bytes],
-    send: Callable[[signal.Signals], None],
-    steps: Sequence[tuple[signal.Signals, float]],
-) -> None:
+def _stop(process: subprocess.Popen[bytes], *, whole_group: bool) -> None:
     """Stop a session by one signal after another. A second interrupt of this process kills it at once."""
-    for number, timeout_s in steps:
-        send(number)
+    for number, timeout_s in ENDS_PYTEST if whole_group else ENDS_COMMAND:
+        if whole_group:
+            _signal_group(process, number)
+        else:
+            process.send_signal(number)
         try:
             process.wait(timeout_s)
             return
@@ -243,40 +232,25 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 class Watch:
-    """Says what a session waits for, and now and then that it still runs."""
+    """Says what a session waits for, once for each thing."""
 
-    def __init__(self, say: Callable[[str], None], name: str) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._name = name
-        self._started_s = self._said_s = time.monotonic()
         self._wait = ""
 
     def __call__(self, printed: TextIO) -> None:
         """Read what the session has printed since the last call."""
-        now_s = time.monotonic()
-        while True:
-            position = printed.tell()
-            line = printed.readline()
-            if not line.endswith("\n"):
-                # An unfinished line is read again next time.
-                printed.seek(position)
-                break
+        for line in printed:
             found = WAIT.match(line.rstrip())
-            if found is not None and (found["key"] != self._wait or now_s >= self._said_s + SIGN_S):
-                self._wait, self._said_s = found["key"], now_s
+            if found is not None and found["key"] != self._wait:
+                self._wait = found["key"]
                 self._say(f"  waiting: {found['wait']}")
-        if now_s >= self._said_s + SIGN_S:
-            self._said_s = now_s
-            self._say(f"  {self._name} runs, {now_s - self._started_s:.0f} s so far")
 
 
 def read_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
     """Return the last lines of a log, without blank lines."""
-    try:
-        with log.open(errors="replace") as file:
-            return list(deque((line.rstrip() for line in file if line.strip()), count))
-    except OSError:
-        return []
+    with log.open(errors="replace") as file:
+        return list(deque((line.rstrip() for line in file if line.strip()), count))
 
 
 def find_error_line(log: Path) -> str:

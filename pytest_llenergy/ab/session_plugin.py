@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for sessions: skips finished tests and writes a summary of the others.
+"""A pytest plugin for sessions: skips finished tests, and writes a summary and where modules came from.
 
 It is copied to a separate directory, because a side may have another version of this package, and therefore
-imports only the standard library.
+imports only the standard library. ``LLENERGY_AB_SESSION`` names the directory of the session.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def pytest_cmdline_main(config: Any) -> int | None:
     """Clear options before other plugins read them, and refuse those that sessions cannot have."""
     # pytest-xdist sends options to its workers. A mark or call then does not override --energy-rounds.
     config.option.llenergy_ab = True
-    config.option.llenergy_ab_devices = _read_json("LLENERGY_AB_DEVICES")
+    config.option.llenergy_ab_devices = _read_earlier()["devices"]
     for name in CLEARED_OPTIONS:
         if getattr(config.option, name, None) is not None:
             setattr(config.option, name, None)
@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
     ``--deselect`` would match prefixes, and a command line is limited in length.
     """
-    done = set(_read_json("LLENERGY_AB_DONE"))
+    done = set(_read_earlier()["done"])
     kept = [item for item in items if _encodable(item.nodeid) not in done]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -104,70 +104,48 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 
 def pytest_unconfigure(config: Any) -> None:
-    """Write the list of imports and the summary."""
-    _write_imported_modules()
+    """Write where modules came from, in each process, and the summary."""
+    _write(f"modules-{os.getpid()}.json", _locate_modules(_read_earlier()["own"]))
     watch = config.pluginmanager.get_plugin(WATCH_NAME)
     if watch is not None:
-        summary = {
-            "failed": list(watch.failed),
-            "measured": watch.measured,
-            "stopped": watch.stopped,
-        }
-        _write_json(Path(os.environ["LLENERGY_AB_SUMMARY"]), summary)
+        _write(
+            "summary.json",
+            {"failed": list(watch.failed), "measured": watch.measured, "stopped": watch.stopped},
+        )
 
 
-def _write_imported_modules() -> None:
-    """Write where each top-level module was imported from. Each pytest-xdist worker writes its own file."""
-    found: dict[str, list[str]] = {}
-    # Ranks may import modules that this process has not imported, from the same path.
-    for name in _importable_names(Path(os.environ["LLENERGY_AB_ROOT"], "src")):
+def _locate_modules(own: dict[str, str]) -> dict[str, str]:
+    """Return the files of the modules that the checkout has, too, as this process imported them.
+
+    Ranks may import modules of ``src`` that this process has not imported, from the same path.
+    """
+    found = {}
+    for name, place in own.items():
+        # sys.modules may contain arbitrary objects.
         with suppress(Exception):
-            spec = importlib.util.find_spec(name)
-            if spec is not None:
-                found[name] = _locations(spec.origin if spec.has_location else None, spec)
-    for name, module in sorted(sys.modules.items()):
-        if name not in (__name__, "__main__", "__mp_main__") and _is_top_level(name):
-            # sys.modules may contain arbitrary objects.
-            with suppress(Exception):
-                found[name] = _locations(getattr(module, "__file__", None), module)
-    place = Path(os.environ["LLENERGY_AB_MODULES"])
-    place.mkdir(exist_ok=True)
-    modules = {name: places for name, places in found.items() if places}
-    _write_json(place / f"{os.getpid()}.json", {"prefix": sys.prefix, "modules": modules})
-
-
-def _is_top_level(name: str) -> bool:
-    """Whether a module is not inside a package. Parts of a namespace count, as they may be anywhere."""
-    parent, _, last = name.rpartition(".")
-    return bool(last) and (not parent or getattr(sys.modules.get(parent), "__file__", "") is None)
-
-
-def _locations(file: object, found: Any) -> list[str]:
-    """Return the file of a module, or the directories of a namespace."""
-    if isinstance(file, str):
-        return [str(Path(file).resolve())]
-    paths = getattr(found, "__path__", None) or getattr(found, "submodule_search_locations", None) or []
-    return [str(Path(path).resolve()) for path in paths if isinstance(path, str)]
-
-
-def _importable_names(directory: Path) -> list[str]:
-    """Return the names of modules and packages in a directory."""
-    with suppress(OSError):
-        packages = [each.parent.name for each in directory.glob("*/__init__.py")]
-        return sorted([*packages, *(each.stem for each in directory.glob("*.py"))])
-    return []
+            module = sys.modules.get(name)
+            if module is not None:
+                found[name] = str(Path(str(module.__file__)).resolve())
+            elif place.startswith("src/"):
+                spec: Any = importlib.util.find_spec(name)
+                found[name] = str(Path(spec.origin).resolve())
+    return found
 
 
 def _encodable(nodeid: str) -> str:
     return nodeid.encode("utf-8", "replace").decode()
 
 
-def _read_json(variable: str) -> Any:
-    return json.loads(Path(os.environ[variable]).read_text(encoding="utf-8"))
+def _directory() -> Path:
+    return Path(os.environ["LLENERGY_AB_SESSION"])
 
 
-def _write_json(place: Path, content: object) -> None:
-    """Write atomically: processes in different containers may have the same process id."""
-    scratch = place.with_name(f".{place.name}.{os.getpid()}")
+def _read_earlier() -> Any:
+    return json.loads((_directory() / "earlier.json").read_text(encoding="utf-8"))
+
+
+def _write(name: str, content: object) -> None:
+    """Write atomically, since the session may be killed."""
+    scratch = _directory() / f".{name}.{os.getpid()}"
     scratch.write_text(json.dumps(content), encoding="utf-8")
-    scratch.replace(place)
+    scratch.replace(_directory() / name)

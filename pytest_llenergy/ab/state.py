@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of an unfinished comparison on disk, so that the same command resumes it.
 
-Each attempt at a session has separate files. A session counts as finished only if it ended regularly and its
+Each attempt at a session has a directory. A session counts as finished only if it ended regularly and its
 report is complete, so that a comparison can be resumed after ``kill -9``.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,41 +19,28 @@ import msgspec
 
 from pytest_llenergy.ab.repository import Repository
 from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.session import SessionFiles
+from pytest_llenergy.ab.session import SessionFiles, Summary
 from pytest_llenergy.errors import PlanError, ReportError
-from pytest_llenergy.record.base import MALFORMED, StoredStruct, cache_directory
+from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.record.files import read_limited, replace_file
 from pytest_llenergy.record.report import Report, SideName
-from pytest_llenergy.report.store import find_journals, read_report
+from pytest_llenergy.report.store import check_creatable, find_journals, read_report
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
 DIRECTORY = "ab"
 
-#: Files of a comparison: its lock and the process that holds it; the mark of one that is never resumed.
-LOCK, PID, FINISHED = "lock", "pid", "finished"
+#: Mark of a comparison that is kept, but never resumed.
+FINISHED = "finished"
 
 SIDES: tuple[SideName, SideName] = ("base", "head")
 
-#: Exit codes of pytest after which every test has run.
-FINISHED_EXIT_CODES = (0, 1)
-#: That of a usage error, such as a path that does not exist, and of a run without tests.
-NO_SUCH_PATH, NOTHING_COLLECTED = 4, 5
+#: Exit codes of pytest after which every test has run; of a usage error, such as a path that does not exist;
+#: and of a run without tests.
+FINISHED_EXIT_CODES, NO_SUCH_PATH, NOTHING_COLLECTED = (0, 1), 4, 5
 
 MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
-
-
-class SessionSummary(StoredStruct, frozen=True):
-    """What ``session_plugin`` writes at the end of a session.
-
-    ``failed`` are node ids. ``measured`` is whether any test measured energy, and ``stopped`` whether the
-    session ended before all tests had run.
-    """
-
-    failed: list[str]
-    measured: bool
-    stopped: bool
 
 
 class State:
@@ -68,7 +52,7 @@ class State:
         ``inputs`` identifies the comparison. Only its hash is stored, as a command may name credentials.
 
         Raises:
-            PlanError: If another process runs the same comparison.
+            PlanError: If another process runs the same comparison, or the directory cannot be written.
         """
         key = hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:12]
         self.directory: Path = root / ".llenergy" / DIRECTORY / key
@@ -90,53 +74,39 @@ class State:
         other._part = f"-{number:03d}"
         return other
 
-    def load_finished(self, turn: Turn) -> tuple[list[Report], float] | None:
-        """Return the reports of all attempts at a finished session and its time (seconds), or ``None``."""
-        attempts = self._attempts(turn)
-        if not attempts or not attempts[-1].end.exists():
-            return None
-        return self.load_reports(turn), float(attempts[-1].end.read_text())
+    def attempts(self, turn: Turn) -> list[SessionFiles]:
+        """Return the attempts at a session so far."""
+        return [SessionFiles(each) for each in sorted(self._sessions.glob(f"{_name(turn)}.*"), key=_attempt)]
 
-    def lacks_tests(self, turn: Turn, exit_status: int, paths: list[Path]) -> bool:
-        """Return whether the last attempt ran as it should, but there is no energy test.
+    def next_attempt(self, turn: Turn) -> SessionFiles:
+        """Make the directory of another attempt."""
+        directory = self._sessions / f"{_name(turn)}.{len(self.attempts(turn)) + 1}"
+        directory.mkdir(parents=True)
+        return SessionFiles(directory)
 
-        ``paths`` are what may be paths among the arguments of pytest.
-        """
-        files = self._attempts(turn)[-1]
-        if exit_status == NO_SUCH_PATH:
-            # Pytest names one missing path, but others may exist.
-            found = MISSING_PATH.findall(files.log.read_text(errors="replace"))
-            return bool(found) and not any(path.exists() for path in paths)
-        summary = _read_summary(files)
-        ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
-        return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
-
-    def list_failed_tests(self, turn: Turn) -> set[str]:
-        """Return the node ids of the tests that failed in a session, with or without a measurement."""
-        summaries = [_read_summary(files) for files in self._attempts(turn)]
-        return {name for each in summaries if each is not None for name in each.failed}
+    def load_duration(self, turn: Turn) -> float | None:
+        """Return the duration of a finished session (seconds), or ``None`` if it is not finished."""
+        attempts = self.attempts(turn)
+        return float(attempts[-1].end.read_text()) if attempts and attempts[-1].end.exists() else None
 
     def load_reports(self, turn: Turn) -> list[Report]:
         """Return the reports of all attempts at a session, finished or not."""
-        return [report for files in self._attempts(turn) if (report := _read_report(files)) is not None]
+        return [report for files in self.attempts(turn) if (report := _load_report(files)) is not None]
 
-    def list_import_directories(self, turn: Turn) -> list[Path]:
-        """Return, for each attempt, the directory that lists its imports."""
-        return [files.modules for files in self._attempts(turn)]
+    def list_failed_tests(self, turn: Turn) -> set[str]:
+        """Return the node ids of the tests that failed in a session, with or without a measurement."""
+        summaries = map(_load_summary, self.attempts(turn))
+        return {name for each in summaries if each is not None for name in each.failed}
 
     def discard(self, turn: Turn) -> None:
         """Delete the measurements of a session."""
-        for path in self._sessions().glob(f"{turn.number:03d}-*"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def next_attempt(self, turn: Turn) -> SessionFiles:
-        """Return the files for another attempt."""
-        return self._files(turn, len(self._attempts(turn)) + 1)
+        for files in self.attempts(turn):
+            shutil.rmtree(files.directory)
 
     @property
     def finished_sessions(self) -> int:
         """The number of finished sessions."""
-        return len(list(self.directory.glob("sessions*/*.end")))
+        return len(list(self.directory.glob("sessions*/*/end")))
 
     def finish(self, *, keep: bool) -> None:
         """Delete the files of the comparison or, with ``keep``, mark it so that it is never resumed."""
@@ -150,29 +120,53 @@ class State:
         """Release the lock."""
         self._lock.release()
 
-    def _attempts(self, turn: Turn) -> list[SessionFiles]:
-        count = len(list(self._sessions().glob(f"{turn.number:03d}-{turn.side}.*.log")))
-        return [self._files(turn, each) for each in range(1, count + 1)]
-
-    def _files(self, turn: Turn, attempt: int) -> SessionFiles:
-        return SessionFiles(self._sessions(), f"{turn.number:03d}-{turn.side}.{attempt}")
-
+    @property
     def _sessions(self) -> Path:
-        directory = self.directory / f"sessions{self._part}"
-        directory.mkdir(exist_ok=True)
-        return directory
+        return self.directory / f"sessions{self._part}"
+
+
+def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
+    """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
+    if exit_status < 0:
+        return f"was killed by signal {-exit_status}"
+    if exit_status == NOTHING_COLLECTED and _attempt(files.directory) > 1:
+        # Earlier attempts have measured all.
+        return None
+    summary = _load_summary(files)
+    finished = exit_status in FINISHED_EXIT_CODES and summary is not None and not summary.stopped
+    if finished and summary is not None and summary.measured:
+        report = _load_report(files)
+        finished = report is not None and report.run.complete
+    if finished:
+        return None
+    return f"ended with exit code {exit_status}" + (
+        " before all tests had run" if exit_status in FINISHED_EXIT_CODES else ""
+    )
+
+
+def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> bool:
+    """Return whether an attempt ran as it should, but there is no energy test.
+
+    ``paths`` are what may be paths among the arguments of pytest.
+    """
+    if exit_status == NO_SUCH_PATH:
+        # Pytest names one missing path, but others may exist.
+        found = MISSING_PATH.search(files.log.read_text(errors="replace"))
+        return found is not None and not any(path.exists() for path in paths)
+    summary = _load_summary(files)
+    ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
+    return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory, and check that files can be written there.
+    """Create a directory, and check that files can be written there, so that nothing is measured in vain.
 
     Raises:
         PlanError: If they cannot.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
+        check_creatable(directory / "check")
     except OSError as error:
         raise PlanError(
             f"{directory}: cannot write there ({error.strerror}); make it, and all above it, a directory "
@@ -192,63 +186,40 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
     """Remove what stopped or kept comparisons of a project have left, unless a process runs them.
 
     Returns:
-        One line with the size of each directory, or a line that nothing was found.
+        One line for each directory, or a line that nothing was found.
     """
-    states = root / ".llenergy" / DIRECTORY
-    found = {path.parent.name: path.parent for path in states.glob(f"*/{PID}")}
+    states = (root / ".llenergy" / DIRECTORY).glob("*")
+    found = {path.name: path for path in states if path.is_dir()}
     checkouts = {
         path.name.removeprefix(_prefix(root)): path
         for path in (cache_directory() / DIRECTORY).glob(f"{_prefix(root)}*")
     }
     lines = []
     for key in sorted({*found, *checkouts}):
-        with _unless_running(found.get(key)) as who:
-            for directory in filter(None, (found.get(key), checkouts.get(key))):
-                if who is not None:
-                    lines.append(f"kept {directory}: in use by process {who}")
-                    continue
-                size_mb = sum(path.lstat().st_size for path in directory.rglob("*")) / 1e6
-                remove_checkouts(directory, repository)
-                lines.append(f"removed {directory} ({size_mb:.1f} MB)")
-    return lines or ["nothing to remove"]
-
-
-@contextmanager
-def _unless_running(state: Path | None) -> Iterator[str | None]:
-    """Lock a comparison; yields the process that runs it, if one does."""
-    if state is None:
-        yield None
-        return
-    try:
-        lock = _lock(state)
-    except PlanError:
-        yield _holder(state)
-        return
-    try:
-        yield None
-    finally:
+        directories = list(filter(None, (found.get(key), checkouts.get(key))))
+        try:
+            lock = _lock(directories[0])
+        except PlanError:
+            lines += [f"kept {directory}: in use" for directory in directories]
+            continue
+        for directory in directories:
+            remove_checkouts(directory, repository)
+            lines.append(f"removed {directory}")
         lock.release()
+    return lines or ["nothing to remove"]
 
 
 def _lock(directory: Path) -> BaseFileLock:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(directory / LOCK)
+    lock = FileLock(directory / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise PlanError(
-            f"process {_holder(directory)} is running this comparison; wait for it or stop it, its "
-            "measurements are kept"
+            "another process is running this comparison; wait for it or stop it, its measurements are kept"
         ) from None
-    (directory / PID).write_text(str(os.getpid()))
     return lock
-
-
-def _holder(directory: Path) -> str:
-    with suppress(OSError):
-        return (directory / PID).read_text(errors="replace")
-    return "unknown"
 
 
 def _prefix(root: Path) -> str:
@@ -256,48 +227,30 @@ def _prefix(root: Path) -> str:
     return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
-def _read_summary(files: SessionFiles) -> SessionSummary | None:
+def _name(turn: Turn) -> str:
+    return f"{turn.number:03d}-{turn.side}"
+
+
+def _attempt(directory: Path) -> int:
+    return int(directory.name.rpartition(".")[2])
+
+
+def _load_summary(files: SessionFiles) -> Summary | None:
     try:
-        return msgspec.json.decode(read_limited(files.summary), type=SessionSummary)
-    except (OSError, *MALFORMED):
+        return msgspec.json.decode(read_limited(files.summary), type=Summary)
+    except FileNotFoundError:
         return None
 
 
-def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
-    """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
-    if exit_status < 0:
-        return f"was killed by signal {-exit_status}"
-    how = f"ended with exit code {exit_status}"
-    if exit_status == NOTHING_COLLECTED and not files.stem.endswith(".1"):
-        # Earlier attempts have measured all.
-        return None
-    if exit_status not in FINISHED_EXIT_CODES:
-        return how
-    summary = _read_summary(files)
-    if summary is None:
-        return f"{how} before all had run"
-    if summary.stopped:
-        return f"{how} and was stopped before all tests had run"
-    if not summary.measured:
-        return None
-    if not files.report.exists():
-        return f"{how} but did not write its report"
-    return None if _read_saved(files.report).run.complete else f"{how} but its report is incomplete"
-
-
-def _read_saved(path: Path) -> Report:
-    try:
-        return read_report(path)
-    except ReportError as error:
-        raise PlanError(
-            f"{error}; llenergy ab --fresh discards the measurements of this comparison and starts again"
-        ) from None
-
-
-def _read_report(files: SessionFiles) -> Report | None:
+def _load_report(files: SessionFiles) -> Report | None:
     """Return the report of an attempt, or one made from its journal; ``None`` if it measured nothing."""
     if files.report.exists():
-        return _read_saved(files.report)
+        try:
+            return read_report(files.report)
+        except ReportError as error:
+            raise PlanError(
+                f"{error}; llenergy ab --fresh discards the measurements of this comparison and starts again"
+            ) from None
     for journal in find_journals(files.report):
         with suppress(ReportError):
             return read_report(journal)

@@ -166,7 +166,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
-    from pytest_llenergy.ab.sides import Request, prepare
+    from pytest_llenergy.ab.commands import Request
+    from pytest_llenergy.ab.sides import prepare
     from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
     from pytest_llenergy.compare.gate import USAGE
 

@@ -234,10 +234,10 @@ def print_comparison(
 def _compare(args: argparse.Namespace) -> ComparisonResult:
     import msgspec
 
-    from pytest_llenergy.compare.between import split_by_parameter
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
     from pytest_llenergy.compare.history.spread import StoredEstimator
+    from pytest_llenergy.compare.pairing import split_by_parameter
     from pytest_llenergy.compare.timings import SECONDS, TOOL, TimingsEstimator
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report, read_report

@@ -12,7 +12,7 @@ from typing import Any
 from pytest_llenergy.compare.metrics import direction_of, unit_of
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.record.comparison import AppliedRule, Comparison, Verdict
-from pytest_llenergy.record.metrics import BUILT_IN, ROUND_METRICS, applies_to_rounds
+from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.round_metric import is_energy_unit
 
@@ -80,17 +80,12 @@ class Case:
             differences=list(differences),
             better=direction_of(self.metric, self.head, self.base),
             # Times and counts are measured even if the energy is estimated.
-            kind=record.kind if is_energy_metric(self.metric) else None,
+            kind=record.kind if is_energy_unit(unit_of(self.metric, self.head, self.base)) else None,
             rule=_applied_rule(self.criterion.rule),
             gated=gated and self.criterion.gated,
             from_mark=self.criterion.from_mark,
             **values,
         )
-
-
-def is_energy_metric(metric: str) -> bool:
-    """Return whether a metric is built in and depends on energy."""
-    return metric in BUILT_IN and is_energy_unit(BUILT_IN[metric].unit)
 
 
 def has_metric(metric: str, record: Record) -> bool:

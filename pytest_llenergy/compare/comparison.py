@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_llenergy.compare.case import MAX_LOAD, Case, Criterion, has_metric, is_energy_metric
+from pytest_llenergy.compare.case import MAX_LOAD, Case, Criterion, has_metric
 from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
@@ -31,8 +31,6 @@ from pytest_llenergy.compare.outputs import check_outputs
 from pytest_llenergy.compare.pairing import (
     describe_changing_ids,
     match_renamed,
-    pair_records,
-    rename_records,
     select_last_attempts,
 )
 from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
@@ -58,7 +56,7 @@ from pytest_llenergy.record.goodput import GOODPUT_METRICS
 from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
 from pytest_llenergy.record.record import Record, Round
 from pytest_llenergy.record.report import Report
-from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.round_metric import is_energy_unit, is_valid
 from pytest_llenergy.record.round_statistics import RoundValue, half_student
 from pytest_llenergy.record.scoring import PER_JOULE
 from pytest_llenergy.record.text import count_tests
@@ -82,6 +80,9 @@ V = TypeVar("V", Comparison, Estimate)
 
 #: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
 Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
+
+#: Makes the sample of a custom metric, None if its values are compared without an estimator.
+CustomSampler = Callable[[Record, str], Sample | None]
 
 
 def default_metric(*records: Record | None) -> str:
@@ -175,6 +176,7 @@ def compare_reports(
     across: bool = False,
     judge_outputs: bool = True,
     estimator: Estimator = estimate_once,
+    sample_custom: CustomSampler | None = None,
 ) -> ComparedReports:
     """Compare every test of two reports by each criterion.
 
@@ -188,6 +190,7 @@ def compare_reports(
         across: Also compare different workloads, and note the differences.
         judge_outputs: Whether a saving with other outputs is not comparable, rather than one with a note.
         estimator: Decides the verdicts.
+        sample_custom: Makes samples of custom metrics that have a value in each session.
 
     Raises:
         ReportError: If an attempt of a test has two records in a report.
@@ -200,10 +203,18 @@ def compare_reports(
         base_records = select_last_attempts(base.records, origins[0])
         head_records = select_last_attempts(head.records, origins[1])
         renamed = match_renamed(base_records, head_records)
-        base_paired = rename_records(base_records, renamed)
+        old_ids = {old: new for new, old in renamed.items()}
+        base_paired = {
+            old_ids.get(name, name): msgspec.structs.replace(record, id=old_ids[name])
+            if name in old_ids
+            else record
+            for name, record in base_records.items()
+        }
         for criterion in criteria:
             results: list[tuple[Comparison, Estimate | None]] = []
-            for before, after in pair_records(base_paired, head_records):
+            alone = [name for name in base_paired if name not in head_records]
+            for name in (*head_records, *alone):
+                before, after = base_paired.get(name), head_records.get(name)
                 if before is None and after is not None:
                     results.append((compare_without_baseline(after, criterion, base_incomplete), None))
                 elif before is not None and after is None:
@@ -219,6 +230,7 @@ def compare_reports(
                         across=across,
                         judge_outputs=judge_outputs,
                         estimator=estimator,
+                        sample_custom=sample_custom,
                     )
                     old = renamed.get(after.id)
                     if old is not None:
@@ -276,6 +288,7 @@ def _compare_records(
     across: bool,
     judge_outputs: bool,
     estimator: Estimator,
+    sample_custom: CustomSampler | None = None,
 ) -> tuple[Comparison, Estimate | None]:
     old, new = base.record, head.record
     case = Case(criterion.metric or default_metric(old, new), criterion, old, new)
@@ -284,11 +297,16 @@ def _compare_records(
     if found is not None:
         return found, None
     metric = case.metric
-    if metric not in ROUND_METRICS:
-        found = compare_custom(case, differences)
-        return (check_outputs(found, old, new, judge=judge_outputs) if metric == PER_JOULE else found), None
     samples = []
-    for side, record in (("base", old), ("head", new)):
+    if metric not in ROUND_METRICS:
+        sampled = [sample_custom(record, metric) for record in (old, new)] if sample_custom else [None]
+        samples = [each for each in sampled if each is not None]
+        if len(samples) < 2:
+            found = compare_custom(case, differences)
+            return (
+                check_outputs(found, old, new, judge=judge_outputs) if metric == PER_JOULE else found
+            ), None
+    for side, record in (("base", old), ("head", new)) if not samples else ():
         values, why = values_of_rounds(metric, record.rounds)
         if not values:
             return case.decide("invalid", f"{side} has no {metric}: {why}"), None
@@ -332,8 +350,8 @@ def _refuse(
     Appends the differences of the workloads that are compared all the same.
     """
     metric, criterion, old, new = case.metric, case.criterion, base.record, head.record
-    is_custom, is_energy = metric not in ROUND_METRICS, is_energy_metric(metric)
     unit = unit_of(metric, old, new)
+    is_custom, is_energy = metric not in ROUND_METRICS, is_energy_unit(unit)
     if new.status == old.status == "skipped":
         return case.decide("invalid", _not_measured_reason("head", new), gated=False)
     if new.counts and old.status in STATUS_VERBS and not old.counts:

@@ -40,8 +40,8 @@ class FakeSessions:
     def __call__(
         self, side: Side, files: SessionFiles, rounds: int, earlier: Earlier, _: Callable[[TextIO], None]
     ) -> int:
-        number = int(files.stem[:3])
-        self.ran.append(files.stem)
+        number = int(files.directory.name[:3])
+        self.ran.append(files.directory.name)
         self.earlier.append(earlier)
         self.sides.append(side)
         files.log.write_text("collecting\nERROR: no luck\nthe end\n")

@@ -46,11 +46,11 @@ def install(work: Any) -> None:
         close_all(hosts)
         work.joules = 10.0
         workload.work(1)
-        match = re.search(r"(\d+)-(?:base|head)", os.environ["LLENERGY_AB_DONE"])
+        match = re.search(r"(\d+)-(?:base|head)", os.environ["LLENERGY_AB_SESSION"])
         assert match is not None
         number = int(match.group(1))
         # In one of several comparisons, the head may draw more for no reason.
-        part = re.search(r"sessions-(\d+)/\d+-head", os.environ["LLENERGY_AB_DONE"])
+        part = re.search(r"sessions-(\d+)/\d+-head", os.environ["LLENERGY_AB_SESSION"])
         factor = getattr(work, "FACTORS", {}).get(int(part.group(1)), 1.0) if part else 1.0
         rounds = [
             Round(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.join import SessionRecord, SideSessions, list_excluded_rounds, list_workload_changes
+from pytest_llenergy.ab.join import SideSessions, list_excluded_rounds
 from pytest_llenergy.record.record import Flag, Metric, Record
 from pytest_llenergy.record.report import Report, SideName
 from pytest_llenergy.record.round_metric import is_valid
@@ -29,10 +29,7 @@ def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
 
 
 def join(side: SideSessions) -> Record:
-    anchors = {name: parts[0] for name, parts in side.parts.items()}
-    report = side.report(anchors)
-    assert report is not None
-    (record,) = report.records
+    (record,) = side.join().records
     return record
 
 
@@ -124,7 +121,7 @@ def test_sessions_keep_all_causes_of_a_flag() -> None:
 def test_rounds_on_different_boards_are_excluded() -> None:
     record = join(sessions_of(one(10.0), one(20.0, devices=["GPU-b"]), one(10.0)))
     assert [is_valid(each) for each in record.rounds] == [True, False, True]
-    assert list_excluded_rounds([record]) == {TEST: ["session 2: ran on GPU-b, session 1 on GPU-a"]}
+    assert list_excluded_rounds(record) == ["session 2: ran on GPU-b, session 1 on GPU-a"]
     assert record.metrics["energy_j"].value == pytest.approx(5.0)
 
 
@@ -135,7 +132,7 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
         REPORT.environment, host=msgspec.structs.replace(HOST, logical_cpus=2, load_average=9.0)
     )
     moved = msgspec.structs.replace(one(10.0), environment=elsewhere)
-    message = list_excluded_rounds([join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved))])[TEST]
+    message = list_excluded_rounds(join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved)))
     assert message[0] == "session 2: differs from session 1 (meter.source: counter -> power)"
     assert message[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
 
@@ -143,24 +140,12 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
 def test_load_does_not_exclude_rounds() -> None:
     assert REPORT.environment is not None
     busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))
-    assert (
-        list_excluded_rounds(
-            [join(sessions_of(one(10.0), msgspec.structs.replace(one(10.0), environment=busy)))]
-        )
-        == {}
-    )
+    moved = msgspec.structs.replace(one(10.0), environment=busy)
+    assert list_excluded_rounds(join(sessions_of(one(10.0), moved))) == []
 
 
 def test_measurement_of_an_earlier_attempt_counts_once() -> None:
     side = SideSessions("head")
-    assert side.add(1, [one(10.0), one(20.0)]) == 1
+    side.add(1, [one(10.0), one(20.0)])
     assert [each.energy_j for each in join(side).rounds] == [10.0]
     assert len(side.sessions) == 2
-
-
-def test_workload_change_between_sessions_is_listed() -> None:
-    parts = [
-        SessionRecord(1, record_of(), None),
-        SessionRecord(2, msgspec.structs.replace(record_of(), launch="backend"), None),
-    ]
-    assert list_workload_changes(parts) == ["session 2: launch: ranks -> backend"]

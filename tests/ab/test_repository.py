@@ -8,12 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.repository import (
-    Repository,
-    check_out,
-    find_repository,
-    list_omissions,
-)
+from pytest_llenergy.ab.repository import Repository, find_repository
 from pytest_llenergy.ab.state import remove_checkouts
 from pytest_llenergy.errors import PlanError
 
@@ -88,13 +83,13 @@ def test_working_tree_name_depends_on_files_that_matter(project: Project) -> Non
 def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> None:
     found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
     commit = found.resolve_commit("HEAD")
-    check_out(found, commit, place)
+    found.check_out(commit, place)
     (place / "work.py").unlink()
     place.with_name("base.ready").unlink()
-    check_out(found, commit, place)
+    found.check_out(commit, place)
     assert (place / "work.py").exists()
     shutil.rmtree(place)
-    check_out(found, commit, place)
+    found.check_out(commit, place)
     assert (place / "work.py").exists()
 
 
@@ -103,7 +98,7 @@ def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> Non
     found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
     (tmp_path / "users").rename(tmp_path / "away")
-    check_out(found, found.resolve_commit("HEAD"), place)
+    found.check_out(found.resolve_commit("HEAD"), place)
     remove_checkouts(place.parent, found)
     assert "users" in project.git("worktree", "list")
     assert str(place) not in project.git("worktree", "list")
@@ -120,7 +115,7 @@ def test_hooks_and_large_files_of_the_user_stay_out_of_checkouts(project: Projec
     for name, value in (("smudge", "no-git-lfs"), ("process", "no-git-lfs"), ("required", "true")):
         project.git("config", f"filter.lfs.{name}", value)
     place = tmp_path / "base"
-    check_out(find_repository(project.path), commit, place)
+    find_repository(project.path).check_out(commit, place)
     assert (place / "weights.bin").read_text().startswith("version")
 
 
@@ -133,10 +128,10 @@ def test_git_s_own_reason_is_given_in_full(project: Project) -> None:
 
 def test_submodules_and_lfs_files_are_noted_as_missing(project: Project) -> None:
     found = find_repository(project.path)
-    assert list_omissions(found, found.resolve_commit("HEAD")) == []
+    assert found.list_omissions(found.resolve_commit("HEAD")) == []
     project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
     project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
-    message = list_omissions(found, project.commit())
+    message = found.list_omissions(project.commit())
     assert "submodules, which are not checked out" in message[0]
     assert "uses Git LFS: its files are pointers" in message[1]
 
@@ -152,5 +147,5 @@ def test_the_user_s_own_ssh_command_fetches_what_a_partial_clone_lacks(
     ssh.chmod(0o755)
     url = f"ssh://none.invalid{project.path}"
     project.git("clone", "-qn", "--filter=blob:none", "-c", f"core.sshCommand={ssh}", url, str(clone))
-    check_out(find_repository(clone), project.git("rev-parse", "HEAD"), tmp_path / "base")
+    find_repository(clone).check_out(project.git("rev-parse", "HEAD"), tmp_path / "base")
     assert (tmp_path / "base" / "work.py").exists()

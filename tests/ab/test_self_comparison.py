@@ -34,7 +34,7 @@ FACTORS = {2: 1.011, 3: 0.985, 4: 1.06}
 
 def factor_of(files: SessionFiles) -> float:
     number = re.search(r"sessions-(\d+)", str(files.directory))
-    return FACTORS.get(int(number[1]), 1.0) if number and "head" in files.stem else 1.0
+    return FACTORS.get(int(number[1]), 1.0) if number and "head" in files.directory.name else 1.0
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +89,13 @@ def test_floor_is_the_largest_certain_change_of_few(repeated: tuple[Project, Res
     kept = project.path / ".llenergy" / "floors" / f"{floor['key']}.json"
     assert json.loads(kept.read_text()) == [floor]
     assert floor["metric"] == "energy_j"
-    assert f"floor of energy_j: {floor['floor']:.1%}, 5 estimates on " in result.out
+    assert f"floor of energy_j: {floor['floor']:.1%}, estimates: 5, on " in result.out
 
 
 def test_progress_names_the_comparison_and_all_rounds_are_kept(repeated: tuple[Project, Result]) -> None:
     project, result = repeated
     pairs = [line.partition("]")[0] for line in result.lines if "pair 1" in line]
-    assert pairs == [f"[comparison {number} of 5, pair 1 of 1" for number in range(1, 6)]
+    assert pairs == [f"[comparison {number} of 5, pair 1 of at most 1" for number in range(1, 6)]
     assert "[comparison 4 of 5] 1 regressed; about " in result.err
     files = sorted((project.path / ".llenergy" / "aa").glob("*.json"))
     assert len(files) == 5
@@ -132,25 +132,12 @@ def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_pat
         compared = msgspec.structs.replace(paired.compared, comparisons=found)
         noisy.append(msgspec.structs.replace(paired, compared=compared))
     result = summarize(noisy, "x")
-    assert result.notes == ["the machine is too noisy for a floor of energy_j: 30.0% is above 25%, not kept"]
     assert not keep_floors(tmp_path, result).kept
     assert not any(tmp_path.iterdir())
-    assert "it needs 5 comparisons" not in render_self_comparison(result)
+    assert "above 25%, too large to be kept" in render_self_comparison(result)
 
 
-def test_two_metrics_have_a_column_and_one_is_singular(repeated: tuple[Project, Result]) -> None:
-    first = read_comparisons(repeated[0])[0]
-    (energy,) = first.compared.comparisons
-    both = msgspec.structs.replace(
-        first.compared, comparisons=[energy, msgspec.structs.replace(energy, metric="wall_time_s")]
-    )
-    text = render_self_comparison(summarize([msgspec.structs.replace(first, compared=both)], "x"))
-    assert re.match(r"test +metric +noise ", text)
-    assert re.search(r"test_a +energy_j .*\n.*test_a +wall_time_s ", text)
-    assert ", 1 estimate on " in text
-
-
-@pytest.mark.parametrize("floor", ["5.0", "1e400", "-0.1", "NaN"])
+@pytest.mark.parametrize("floor", ["1e400", "-0.1", "NaN"])
 def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Result], floor: str) -> None:
     project = repeated[0]
     (kept,) = (project.path / ".llenergy" / "floors").glob("*.json")
@@ -202,7 +189,7 @@ def test_the_working_tree_is_compared_with_itself(project: Project, sessions: Fa
         (["--aa=0"], "--aa=0 must be 1 or more"),
         (["--aa=2", "--base=main"], "--aa compares the head with itself; it allows neither --base nor "),
         (["--aa=2", "--a=-q"], "--aa compares the head with itself; "),
-        (["--aa=2", "--head=.", "--setup=true"], "--aa with --head . measures in this environment; "),
+        (["--aa=2", "--head=.", "--setup=true"], "--base, --head and --setup compare commits, "),
         (["--aa=2", "--format=html"], "--aa has no format html; choose text or json"),
     ],
 )

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.ab.imports import SAME_CODE
-from pytest_llenergy.ab.session import Watch
 from pytest_llenergy.report.store import read_report
 
 from ..conftest import TEN_WATTS
@@ -32,7 +31,7 @@ def test_a(energy):
     energy(work)
 
 def test_b(energy):
-    if "003-" in os.environ["LLENERGY_AB_DONE"] and not Path(os.environ["GO_ON"]).exists():
+    if "003-" in os.environ["LLENERGY_AB_SESSION"] and not Path(os.environ["GO_ON"]).exists():
         Path(os.environ["GO_ON"]).write_text(str(os.getpid()))
         time.sleep(300)  # until it is killed
     energy(use, 5.0)
@@ -74,11 +73,11 @@ def test_a_stopped_comparison_leaves_no_process_and_resumes(
     until(lambda: not alive(int(pid.read_text())))
     if number == signal.SIGINT:
         assert err.splitlines()[-1] == "llenergy ab: interrupted; run the same command again to continue"
-        (log,) = (project.path / ".llenergy").rglob("003-*.log")
+        (log,) = (project.path / ".llenergy").rglob("003-*/session.log")
         # A second interrupt would have hit pytest while it shuts down.
         assert len(re.findall("!! KeyboardInterrupt !!", log.read_text())) == 1
     else:
-        (journal,) = (project.path / ".llenergy").rglob("003-*.journal.jsonl")
+        (journal,) = (project.path / ".llenergy").rglob("003-*/*.journal.jsonl")
         assert len(read_report(journal).records) == 1
     result = project.ab(*QUICK)
     assert result.status == 0
@@ -138,7 +137,7 @@ def test_workers_of_xdist_skip_finished_tests(project: Project) -> None:
     [
         ("import no_such_module", "", "ended with exit code 2: "),
         ("def test_a(): pass", "addopts = -qx", "ended with exit code 4: 'ERROR: --maxfail (-x) is set, "),
-        ("import os\ndef test_a(): os._exit(0)", "", "ended with exit code 0 before all had run: "),
+        ("import os\ndef test_a(): os._exit(0)", "", "ended with exit code 0 before all tests had run: "),
     ],
 )
 def test_a_session_that_does_not_finish_is_named(project: Project, test: str, ini: str, how: str) -> None:
@@ -215,24 +214,3 @@ def test_a_wait_for_a_lease_is_shown_with_its_holder(project: Project) -> None:
     assert waiting.startswith("  waiting: test_some.py::test_a: ")
     assert str(holder.pid) in waiting
     assert "tests/other.py::test_long" in waiting
-
-
-def test_a_session_tells_a_wait_once_and_now_and_then_that_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, said, now_s = tmp_path / "log", list[str](), 100.0
-    log.touch()
-    monkeypatch.setattr("pytest_llenergy.ab.session.time.monotonic", lambda: now_s)
-    with log.open() as printed, log.open("a") as written:
-        watch = Watch(said.append, "session 3")
-        for line in ("A (1 s so far)", "A (31 s so far)", "B (2 s so far)"):
-            written.write(f"energy: test_a: cpu is held by {line}\n")
-            written.flush()
-            watch(printed)
-        now_s = 150.0
-        watch(printed)
-        now_s = 230.0
-        watch(printed)
-        watch(printed)
-    assert [line.partition("held by ")[2] for line in said[:2]] == ["A (1 s so far)", "B (2 s so far)"]
-    assert said[2:] == ["  session 3 runs, 130 s so far"]

@@ -5,19 +5,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from pytest_llenergy.ab import sides
-from pytest_llenergy.ab.commands import PytestCommand, parse_pytest
-from pytest_llenergy.ab.imports import SAME_CODE, check_imports
-from pytest_llenergy.ab.join import pair_by_parameters, unpaired_note
+from pytest_llenergy.ab.commands import Command, parse_pytest
+from pytest_llenergy.ab.imports import SAME_CODE, check_imports, list_own_modules
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.base import Primitive
-from pytest_llenergy.record.record import Record
 from pytest_llenergy.report.store import read_paired_report
 
 from .fake import FakeSessions
@@ -32,15 +28,16 @@ A = "t.py::test_a"
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("pytest", PytestCommand("", (), ())),
-        ("/opt/venv/bin/pytest benchmarks -k x", PytestCommand("", (), ("benchmarks", "-k", "x"))),
-        ("python3.12 -X dev -m pytest -q", PytestCommand("python3.12", ("-X", "dev"), ("-q",))),
+        ("pytest", Command((), (sys.executable,))),
+        ("/opt/venv/bin/pytest benchmarks -k x", Command(("benchmarks", "-k", "x"), (sys.executable,))),
+        ("python3.12 -X dev -m pytest -q", Command(("-q",), (sys.executable, "-X", "dev"))),
+        ("/opt/bin/python -m pytest", Command((), ("/opt/bin/python",))),
         ("python -m unittest", None),
         ("python pytest", None),
         ("tox run", None),
     ],
 )
-def test_pytest_is_recognised(text: str, found: PytestCommand | None) -> None:
+def test_pytest_is_recognised(text: str, found: Command | None) -> None:
     assert parse_pytest(tuple(text.split())) == found
 
 
@@ -53,12 +50,9 @@ def test_pytest_is_recognised(text: str, found: PytestCommand | None) -> None:
         ("--energy-compare=main", "ab compares the two sides"),
         ("--energy-fail-on=energy_j:3%", "use --fail-on or --metric of ab"),
         ("--energy-inconclusive=fail", "use --inconclusive of ab"),
-        ("--lf", "every session must run the same tests"),
-        ("-x", "every session must run the same tests"),
-        ("--maxfail=2", "every session must run the same tests"),
     ],
 )
-def test_options_that_ab_sets_or_that_vary_sessions_are_refused(option: str, why: str) -> None:
+def test_options_that_ab_sets_are_refused(option: str, why: str) -> None:
     name = option.split("=")[0].split()[0]
     with pytest.raises(PlanError) as raised:
         parse_pytest(("pytest", *option.split()))
@@ -80,7 +74,7 @@ def test_options_that_ab_sets_or_that_vary_sessions_are_refused(option: str, why
         ),
         ([*SAME, "--a=-q", "--", "pytest"], "--base, --head and --setup compare commits, --a and --b "),
         (["--a='", "--", "pytest"], "--a=': No closing quotation"),
-        (["--b=-x", "--", "pytest"], "--b: -x is not allowed in the pytest command: "),
+        (["--b=--energy-save=x", "--", "pytest"], "--b: --energy-save is not allowed in the pytest command"),
         ([*SAME, "--", "pytest", "/etc/../PROJECT/t.py"], "/etc/../PROJECT/t.py is in your checkout, but "),
     ],
 )
@@ -197,50 +191,15 @@ def test_own_code_imported_from_elsewhere_is_refused(
     project.write("packages/b/setup.py", "")
     project.commit()
     module = tmp_path / place / own[own.index("thing") :]
-    imports = tmp_path / "imports"
-    imports.mkdir()
-    listed = {"prefix": sys.prefix, "modules": {"json": ["/usr/json.py"], "thing": [str(module)]}}
-    (imports / "1.json").write_text(json.dumps(listed))
-    with pytest.raises(PlanError) as caught:
-        check_imports(project.path, None, [imports], [project.path, tmp_path], "base")
     shown = own.removesuffix("/__init__.py")
+    assert list_own_modules(project.path)["thing"] == shown
+    imports = tmp_path / "modules-1.json"
+    imports.write_text(json.dumps({"work": str(project.path / "work.py"), "thing": str(module)}))
+    with pytest.raises(PlanError) as caught:
+        check_imports("base", project.path, None, [imports])
     assert str(caught.value) == f"base imported thing from {module} instead of its own {shown}, {SAME_CODE}"
     # Its own environment may have a copy.
-    check_imports(project.path, tmp_path, [imports], [project.path, tmp_path], "base")
-
-
-def records(*tests: tuple[str, Mapping[str, Primitive]]) -> dict[str, Record]:
-    return {
-        name: Record(id=name, attempt=1, status="measured", params=dict(params)) for name, params in tests
-    }
-
-
-def test_the_same_id_is_paired_first() -> None:
-    a = records(("t.py::test[x-1]", {"backend": "x", "n": 1}), ("t.py::test[y-1]", {"backend": "y", "n": 1}))
-    b = records(("t.py::test[x-1]", {"backend": "x", "n": 1}))
-    names = pair_by_parameters(a, b)
-    assert names.base == {"t.py::test[x-1]": "t.py::test[x-1]", "t.py::test[y-1]": "t.py::test[y-1]"}
-    assert names.head == {"t.py::test[x-1]": "t.py::test[x-1]"}
-    assert names.unpaired == ("t.py::test[y-1]",)
-
-
-def test_tests_are_paired_by_the_parameters_that_options_did_not_change() -> None:
-    a = records(*[(f"t.py::test[x-f32-{n}]", {"backend": "x", "dtype": "f32", "n": n}) for n in (1, 8)])
-    b = records(*[(f"t.py::test[y-bf16-{n}]", {"backend": "y", "dtype": "bf16", "n": n}) for n in (1, 8)])
-    a |= records(("t.py::other[f32]", {"dtype": "f32"}), ("t.py::gone[f32]", {"dtype": "f32"}))
-    b |= records(("t.py::other[bf16]", {"dtype": "bf16"}))
-    names = pair_by_parameters(a, b)
-    assert set(names.base.values()) == {"t.py::test[1]", "t.py::test[8]", "t.py::other", "t.py::gone[f32]"}
-    assert names.head["t.py::test[y-bf16-8]"] == names.base["t.py::test[x-f32-8]"] == "t.py::test[8]"
-    assert names.head["t.py::other[bf16]"] == "t.py::other"
-    assert names.unpaired == ("t.py::gone[f32]",)
-    assert unpaired_note(names.unpaired).endswith("no single other test matches: t.py::gone[f32]")
-
-
-def test_ambiguous_tests_are_not_paired() -> None:
-    a = records(("t.py::test[x]", {"dtype": "x"}))
-    b = records(("t.py::test[y]", {"dtype": "y"}), ("t.py::test[z]", {"dtype": "z"}))
-    assert len(pair_by_parameters(a, b).unpaired) == 3
+    check_imports("base", project.path, tmp_path, [imports])
 
 
 def test_two_option_sets_are_compared_parameter_by_parameter(

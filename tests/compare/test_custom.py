@@ -240,9 +240,7 @@ def test_a_metric_that_a_session_lacks_is_not_new() -> None:
         side = SideSessions("base")
         for number, value in enumerate(values, 1):
             side.add(number, [report_of(with_wer(value))])
-        report = side.report({name: parts[0] for name, parts in side.parts.items()})
-        assert report is not None
-        from_sessions.append(report.records[0])
+        from_sessions.append(side.join().records[0])
     found = one(*from_sessions)
     assert (found.verdict, found.reason) == ("invalid", "base has no wer: 1 of 4 sessions has no wer")
     found = one(*reversed(from_sessions))

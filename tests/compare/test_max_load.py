@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.ab.campaign import StageEstimator
 from pytest_llenergy.ab.join import SideSessions
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.case import Criterion
@@ -20,7 +19,7 @@ from pytest_llenergy.compare.comparison import Estimator, compare_reports, estim
 from pytest_llenergy.compare.gate import exit_code, suggest_remedy
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
-from pytest_llenergy.compare.stages import DEFAULT_STAGES
+from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
 from pytest_llenergy.compare.statistics import Design, Estimate, Sample, compare_samples
 from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.load_curve import MaxLoad
@@ -116,8 +115,11 @@ def test_sessions_of_ab_are_the_sample(change: float, verdict: str) -> None:
     """Their scatter shows how uncertain a search is, and it differs from what a single one states."""
     lows = (20.0, 20.2, 19.9, 20.1, 20.0, 19.8, 20.0, 20.1)
     base, head = joined(*in_sessions(*lows)), joined(*in_sessions(*[each * change for each in lows]))
-    stages = StageEstimator(DEFAULT_STAGES, lambda _: 3)
-    (found,) = compared(base, head, estimator=stages).comparisons
+
+    def third_stage(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+        return decide_stage(base, head, 3, DEFAULT_STAGES, rule, METRICS[metric].better).estimate
+
+    (found,) = compared(base, head, estimator=third_stage).comparisons
     assert (found.verdict, found.n_base, found.n_head) == (verdict, 8, 8)
 
 
@@ -171,9 +173,7 @@ def joined(*records: Record) -> Report:
     side = SideSessions("base")
     for number, record in enumerate(records, 1):
         side.add(number, [report_of(record)])
-    report = side.report({name: parts[0] for name, parts in side.parts.items()})
-    assert report is not None
-    return report
+    return side.join()
 
 
 def test_one_session_without_a_maximum_voids_its_side() -> None:

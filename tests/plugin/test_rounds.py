@@ -135,10 +135,8 @@ def test_marked_numbers_travel_with_records_of_workers(quick: pytest.Pytester, r
 def test_sessions_of_ab_decide_the_rounds(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: str
 ) -> None:
-    (quick.path / "done").write_text("[]")
-    (quick.path / "devices").write_text("{}")
-    for name in ("devices", "done", "modules", "root", "summary"):
-        monkeypatch.setenv(f"LLENERGY_AB_{name.upper()}", str(quick.path / name))
+    (quick.path / "earlier.json").write_text('{"done": [], "devices": {}, "own": {}}')
+    monkeypatch.setenv("LLENERGY_AB_SESSION", str(quick.path))
     quick.makepyfile(
         """
         import pytest
