@@ -18,13 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, median
-from typing import TypeVar
 
 from pytest_llenergy.record.record import Flag, Severity
 from pytest_llenergy.record.served import FAILED, SATURATED, SHORT_LOAD
 from pytest_llenergy.record.timeline import RequestTimeline, Span
-
-T = TypeVar("T")
 
 #: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
 #: latencies are enough to call it saturated, however they scatter.
@@ -46,13 +43,15 @@ IN_FLIGHT_Z = 2.5
 #: flight from the start, so that fewer are enough.
 OPEN_SERVICE_TIMES, CLOSED_SERVICE_TIMES = 3.0, 2.0
 
+#: Times in seconds: when a request was due, its first token and its last.
+_Times = tuple[float, float, float]
+
 
 @dataclass(frozen=True)
 class _Load:
     """Conversations in the order in which they were due; a request without follow-ups is one of one turn.
 
     Attributes:
-        name: What they are, in the plural.
         asked_s: When each was to begin, failed ones included.
         due_s: When each that was answered was to begin.
         waits_s: Mean time to the first token of its turns.
@@ -61,7 +60,6 @@ class _Load:
         took_s: Time of a request, of which one in ten is shorter, so that waits in a queue hardly count.
     """
 
-    name: str
     asked_s: Sequence[float]
     due_s: Sequence[float]
     waits_s: Sequence[float]
@@ -70,43 +68,13 @@ class _Load:
     took_s: float
 
     @property
-    def third(self) -> int:
-        return len(self.due_s) // 3
-
-    def settled(self) -> _Load:
-        """Return the conversations that were due after the first had ended.
-
-        Until then the server gets fewer requests than later, because follow-ups are yet to come.
-        """
-        if self.turns == 1:
-            return self
-        ended_s = min(self.done_s)
-        begin = bisect_left(self.due_s, ended_s)
-        return replace(
-            self,
-            asked_s=self.asked_s[bisect_left(self.asked_s, ended_s) :],
-            due_s=self.due_s[begin:],
-            waits_s=self.waits_s[begin:],
-            done_s=self.done_s[begin:],
-        )
+    def name(self) -> str:
+        return "requests" if self.turns == 1 else "conversations"
 
     @property
     def latencies_s(self) -> list[float]:
         """Time to the last token of each conversation."""
         return [done - due for done, due in zip(self.done_s, self.due_s, strict=True)]
-
-    def rise_of(self, values_s: Sequence[float]) -> float:
-        """Rise of latencies in seconds for each second: the slope of Tukey's resistant line (Exploratory Data
-        Analysis, 1977, ch. 5). It is the rate asked for over that achieved, minus one.
-        """
-        over_s = median(self.due_s[-self.third :]) - median(self.due_s[: self.third])
-        rise_s = median(values_s[-self.third :]) - median(values_s[: self.third])
-        return rise_s / over_s if over_s > 0 else 0.0
-
-    @property
-    def wait_rise(self) -> float:
-        """Rise of the time that a conversation waits for first tokens, in seconds for each second."""
-        return self.turns * self.rise_of(self.waits_s)
 
     @property
     def asked_per_s(self) -> float:
@@ -126,20 +94,55 @@ class _Load:
             return rate
         return min(rate, self.asked_per_s * (bisect_right(done, self.due_s[-1]) - 1) / begun)
 
-    @property
-    def finished_per_s(self) -> float:
-        """Rate to show. Requests are done as ``achieved_per_s`` finds; that of conversations compares those
-        that began and ended in the same time, which is no rate that the server has at any time.
+    def settled(self) -> _Load:
+        """Return the conversations that were due after the first had ended.
+
+        Until then the server gets fewer requests than later, because follow-ups are yet to come.
         """
         if self.turns == 1:
-            return self.achieved_per_s
-        return len(self.done_s) / max(max(self.done_s) - self.asked_s[0], 1e-9)
+            return self
+        ended_s = min(self.done_s)
+        begin, asked = bisect_left(self.due_s, ended_s), bisect_left(self.asked_s, ended_s)
+        return replace(
+            self,
+            asked_s=self.asked_s[asked:],
+            due_s=self.due_s[begin:],
+            waits_s=self.waits_s[begin:],
+            done_s=self.done_s[begin:],
+        )
 
-    @property
-    def in_flight(self) -> list[int]:
-        """Earlier ones that were not yet done when each was due, from the first completion on."""
+    def rise_of(self, values_s: Sequence[float]) -> float:
+        """Rise of latencies in seconds for each second: the slope of Tukey's resistant line (Exploratory Data
+        Analysis, 1977, ch. 5). It is the rate asked for over that achieved, minus one.
+        """
+        third = len(values_s) // 3
+        over_s = median(self.due_s[-third:]) - median(self.due_s[:third])
+        rise_s = median(values_s[-third:]) - median(values_s[:third])
+        return rise_s / over_s if over_s > 0 else 0.0
+
+    def waits_rise(self) -> bool:
+        """Whether the time to the first token rises through the load."""
+        if self.turns * self.rise_of(self.waits_s) <= 1 / KEEPS_UP - 1 or kendall_z(self.waits_s) <= RISE_Z:
+            return False
+        third = len(self.waits_s) // 3
+        return min(self.waits_s[-third:]) - median(self.waits_s[:third]) > RISE_SHARE * self.took_s
+
+    def in_flight_rises(self) -> bool:
+        """Whether more and more conversations are in flight, from the first completion on.
+
+        The share by which their number grows with each is the share of the rate that is not achieved.
+        """
         done = sorted(self.done_s)
-        return [number - bisect_right(done, due) for number, due in enumerate(self.due_s) if due >= done[0]]
+        due = list(enumerate(self.due_s))
+        numbers = [number - bisect_right(done, due_s) for number, due_s in due if due_s >= done[0]]
+        third = len(numbers) // 3
+        if third < MIN_REQUESTS // 3:
+            return False
+        parts = numbers[:third], numbers[third:-third], numbers[-third:]
+        first, middle, last = map(fmean, parts)
+        share = (last - first) / (len(numbers) - third)
+        is_significant = last - first > IN_FLIGHT_Z * sqrt(max(last + first, 1.0))
+        return first < middle < last and share > 1 - KEEPS_UP and is_significant
 
 
 def load_phases(
@@ -181,62 +184,15 @@ def load_phases(
         return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
     steady = steady_span(requests, concurrency, talks)
     short = _describe_shortness(load, steady, concurrency)
-    behind = None
-    if concurrency is None:
-        for each in filter(None, (_read_first_turns(requests, due_ns, failed_ns), load)):
-            lag = _describe_lag(each, load)
-            if lag is not None and _overloads(each, is_short=short is not None):
-                detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
-                return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
-            behind = behind or lag
+    lag = _describe_lag(load) if concurrency is None else None
+    if lag is not None and _is_overloaded(load, is_short=short is not None):
+        detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
+        return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
     if short is not None:
-        detail = f"{short}; or the rate is too high: {behind}" if behind is not None else short
-        severity: Severity = "warning" if behind is not None else "note"
+        detail = f"{short}; or the rate is too high: {lag}" if lag is not None else short
+        severity: Severity = "warning" if lag is not None else "note"
         return [], [Flag(name=SHORT_LOAD, severity=severity, detail=detail)]
     return phase_spans(requests, concurrency, start_ns, end_ns, talks), []
-
-
-def _describe_lag(part: _Load, whole: _Load) -> str | None:
-    """Return by how much the server fell behind the rate asked for, as ``part`` shows; None if it kept up.
-
-    The rates are those of ``whole``: first turns are served faster than conversations.
-    """
-    load = part.settled()
-    if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
-        return None
-    if load.achieved_per_s >= KEEPS_UP * load.asked_per_s:
-        return None
-    return f"achieved {whole.finished_per_s:.3g} of {whole.asked_per_s:.3g} {whole.name}/s"
-
-
-def _overloads(whole: _Load, *, is_short: bool) -> bool:
-    """Return whether a load that the server fell behind has a growing queue.
-
-    Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
-    requests in flight, if a server takes all at once and becomes slower. Rates alone would be wrong for short
-    loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
-    (github.com/vllm-project/guidellm, its over-saturation constraint).
-    """
-    load = whole.settled()
-    if _waits_rise(load):
-        return True
-    if kendall_z(load.latencies_s) <= RISE_Z:
-        # Unlike answers are in flight for unlike times: until the longest have ended, their number rises,
-        # and the last are done late, however fast the server is. But they do not take longer and longer.
-        return False
-    far_behind = load.achieved_per_s < FAR_BEHIND * load.asked_per_s
-    rise = max(load.wait_rise, load.rise_of(load.latencies_s))
-    return _in_flight_rises(whole) or (far_behind and not is_short and rise > 1 / KEEPS_UP - 1)
-
-
-def _read_first_turns(
-    requests: Sequence[RequestTimeline], due_ns: Sequence[int | None], failed_ns: Sequence[int]
-) -> _Load | None:
-    """Return the times of what was sent on a schedule, if follow-ups were not."""
-    if None not in due_ns:
-        return None
-    pairs = [(each, due) for each, due in zip(requests, due_ns, strict=True) if due is not None]
-    return _read_load([each for each, _ in pairs], [due for _, due in pairs], (), failed_ns)
 
 
 def _read_load(
@@ -246,51 +202,71 @@ def _read_load(
     failed_ns: Sequence[int],
 ) -> _Load | None:
     """Return the times of conversations; None if one is unknown. Follow-ups are due when they are sent."""
-    sent = [each.start_ns for each in requests]
-    if due_ns:
-        sent = [start if due is None else due for start, due in zip(sent, due_ns, strict=True)]
-    columns = sent, [each.first_token_ns for each in requests], [each.last_token_ns for each in requests]
-    due_s, first_s, done_s = (
-        [time_ns / 1e9 for time_ns in column if time_ns is not None] for column in columns
-    )
-    if not requests or not len(due_s) == len(first_s) == len(done_s) == len(requests):
+    due = due_ns or [None] * len(requests)
+    times = [
+        (start / 1e9, each.first_token_ns / 1e9, each.last_token_ns / 1e9)
+        for each, at_ns in zip(requests, due, strict=True)
+        if (start := each.start_ns if at_ns is None else at_ns) is not None
+        and each.first_token_ns is not None
+        and each.last_token_ns is not None
+    ]
+    if not times or len(times) < len(requests):
         return None
     wholes = sorted(
         (rows[0][0], fmean(first - due for due, first, _ in rows), rows[-1][2])
-        for rows in _by_talk(list(zip(due_s, first_s, done_s, strict=True)), talks)
+        for rows in _by_talk(times, talks)
     )
-    took_s = sorted(done - due for due, done in zip(due_s, done_s, strict=True))[len(requests) // 10]
-    name = "requests" if len(wholes) == len(requests) else "conversations"
-    due, waits, done = zip(*wholes, strict=True)
-    asked = sorted([*due, *(each / 1e9 for each in failed_ns)])
-    return _Load(name, asked, due, waits, done, turns=len(requests) / len(wholes), took_s=took_s)
+    due_s, waits_s, done_s = zip(*wholes, strict=True)
+    return _Load(
+        asked_s=sorted([*due_s, *(each / 1e9 for each in failed_ns)]),
+        due_s=due_s,
+        waits_s=waits_s,
+        done_s=done_s,
+        turns=len(times) / len(wholes),
+        took_s=sorted(done - due for due, _, done in times)[len(times) // 10],
+    )
 
 
-def _waits_rise(load: _Load) -> bool:
-    """Return whether the time to the first token rises through the load."""
-    waits_s, third = load.waits_s, load.third
-    if load.wait_rise <= 1 / KEEPS_UP - 1 or kendall_z(waits_s) <= RISE_Z:
-        return False
-    return min(waits_s[-third:]) - median(waits_s[:third]) > RISE_SHARE * load.took_s
+def _by_talk(times: Sequence[_Times], talks: Sequence[int]) -> list[list[_Times]]:
+    """Return the times of each conversation, in their order."""
+    found: dict[int, list[_Times]] = {}
+    for talk, row in zip(talks or range(len(times)), times, strict=True):
+        found.setdefault(talk, []).append(row)
+    return list(found.values())
 
 
-def _in_flight_rises(load: _Load) -> bool:
-    """Return whether more and more requests or conversations are in flight.
+def _describe_lag(whole: _Load) -> str | None:
+    """Return by how much the server fell behind the rate asked for; None if it kept up."""
+    load = whole.settled()
+    if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
+        return None
+    achieved = load.achieved_per_s
+    if achieved >= KEEPS_UP * load.asked_per_s:
+        return None
+    if load.turns > 1:
+        # That one compares conversations that began and ended in the same time.
+        achieved = len(whole.done_s) / max(max(whole.done_s) - whole.asked_s[0], 1e-9)
+    return f"achieved {achieved:.3g} of {whole.asked_per_s:.3g} {whole.name}/s"
 
-    Of those that were sent after the first completion, the share by which their number grows with each is the
-    share of the rate that is not achieved.
+
+def _is_overloaded(whole: _Load, *, is_short: bool) -> bool:
+    """Return whether a load that the server fell behind has a growing queue.
+
+    Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
+    requests in flight, if a server takes all at once and becomes slower. Rates alone would be wrong for short
+    loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
+    (github.com/vllm-project/guidellm, its over-saturation constraint).
     """
-    numbers = load.in_flight
-    third = len(numbers) // 3
-    if third < MIN_REQUESTS // 3:
+    load = whole.settled()
+    if load.waits_rise():
+        return True
+    if kendall_z(load.latencies_s) <= RISE_Z:
+        # Unlike answers are in flight for unlike times: until the longest have ended, their number rises,
+        # and the last are done late, however fast the server is. But they do not take longer and longer.
         return False
-    first, middle, last = (fmean(part) for part in (numbers[:third], numbers[third:-third], numbers[-third:]))
-    share = (last - first) / (len(numbers) - third)
-    return (
-        first < middle < last
-        and share > 1 - KEEPS_UP
-        and last - first > IN_FLIGHT_Z * sqrt(max(last + first, 1.0))
-    )
+    is_far_behind = load.achieved_per_s < FAR_BEHIND * load.asked_per_s
+    rise = max(load.turns * load.rise_of(load.waits_s), load.rise_of(load.latencies_s))
+    return whole.in_flight_rises() or (is_far_behind and not is_short and rise > 1 / KEEPS_UP - 1)
 
 
 def kendall_z(values: Sequence[float]) -> float:
@@ -327,35 +303,24 @@ def steady_span(
 
     It ends when the last request is sent; of conversations, when the last one begins. In a closed loop it
     begins when ``concurrency`` of them have produced their first token, as in ML.ENERGY's benchmark
-    (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py: from the first token of request B to that of
-    request N - B, for N requests queued at a server of batch size B). An open loop has no such number; there
-    it begins when the first is done: with Poisson arrivals and equal service times the number in service is
+    (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py). An open loop has no such number; there it
+    begins when the first is done: with Poisson arrivals and equal service times the number in service is
     stationary from then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue,
     1993).
     """
-    stamps = [(each.start_ns, each.first_token_ns, each.last_token_ns) for each in requests]
-    known = [
-        (sent_ns, first_ns, last_ns)
-        for sent_ns, first_ns, last_ns in stamps
-        if sent_ns is not None and first_ns is not None and last_ns is not None
-    ]
-    wholes = _by_talk(known, talks) if len(known) == len(requests) else []
-    if len(wholes) < (concurrency or 1):
+    sent: dict[int, int] = {}
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for talk, each in zip(talks or range(len(requests)), requests, strict=True):
+        if each.start_ns is None or each.first_token_ns is None or each.last_token_ns is None:
+            return None
+        sent.setdefault(talk, each.start_ns)
+        first.setdefault(talk, each.first_token_ns)
+        last[talk] = each.last_token_ns
+    if len(sent) < (concurrency or 1):
         return None
-    begun_ns = max(rows[0][0] for rows in wholes)
-    if concurrency is None:
-        start_ns = min(rows[-1][2] for rows in wholes)
-    else:
-        start_ns = sorted(rows[0][1] for rows in wholes)[concurrency - 1]
-    return (start_ns, begun_ns) if start_ns < begun_ns else None
-
-
-def _by_talk(rows: Sequence[T], talks: Sequence[int]) -> list[list[T]]:
-    """Return the rows of each conversation, in their order."""
-    found: dict[int, list[T]] = {}
-    for talk, row in zip(talks or range(len(rows)), rows, strict=True):
-        found.setdefault(talk, []).append(row)
-    return list(found.values())
+    start_ns = min(last.values()) if concurrency is None else sorted(first.values())[concurrency - 1]
+    return (start_ns, max(sent.values())) if start_ns < max(sent.values()) else None
 
 
 def phase_spans(
@@ -365,16 +330,9 @@ def phase_spans(
     end_ns: int,
     talks: Sequence[int] = (),
 ) -> list[Span]:
-    """Return ramp-up, steady state and ramp-down of a load that ran from ``start_ns`` to ``end_ns``.
+    """Return ramp-up, steady state and ramp-down of a load, whose arguments are those of ``load_phases``.
 
     A token counts in the span in which it arrived. Without a timestamp for every token no counts are given.
-
-    Args:
-        requests: The requests in the order of their send times.
-        concurrency: Requests in flight of a closed loop; None for an open loop.
-        start_ns: Start of the load (monotonic nanoseconds).
-        end_ns: End of the load (monotonic nanoseconds).
-        talks: The number of the conversation of each request; empty if there are no follow-ups.
     """
     steady = steady_span(requests, concurrency, talks)
     if steady is None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -204,7 +203,7 @@ class TestFaults:
         ("name", "arguments", "message"),
         [
             ("missing.jsonl", {}, "cannot be read: No such file or directory"),
-            ("data.txt", {}, "needs a file that ends in .jsonl, .json, .csv, or hf:NAME"),
+            ("data.txt", {}, "needs a file that ends in .jsonl, .json, .csv"),
             ("missing.jsonl", {"limit": 0}, "limit is 0, needs a whole number, 1 or more"),
             ("missing.jsonl", {"time_scale": 0}, "time_scale is 0, needs a number, more than 0"),
         ],
@@ -214,32 +213,3 @@ class TestFaults:
     ) -> None:
         with pytest.raises(LLEnergyError, match=re.escape(message)):
             dataset(tmp_path / name, **arguments)
-
-
-class TestHub:
-    def test_without_the_package_one_line_says_how_to_install_it(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-        with pytest.raises(LLEnergyError) as caught:
-            dataset("hf:openai/gsm8k", column="question")
-        assert str(caught.value) == (
-            "data set hf:openai/gsm8k: needs the package datasets: pip install datasets"
-        )
-
-    def test_a_local_data_set_is_loaded_by_the_package(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pytest.importorskip("datasets", reason="no module datasets: pip install datasets")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-        (tmp_path / "set").mkdir()
-        jsonl(
-            tmp_path / "set", {"question": "why?", "answer": "because"}, {"question": "how?", "answer": "so"}
-        )
-        made = dataset(f"hf:{tmp_path / 'set'}", column="question", output_tokens=5, limit=1)
-        assert list(made) == [Request(prompt="why?", output_tokens=5)]
-        with pytest.raises(LLEnergyError, match="row 1: no column; it has: question, answer, prompt"):
-            dataset(f"hf:{tmp_path / 'set'}", column="column")
-        with pytest.raises(LLEnergyError, match="datasets cannot load it: "):
-            dataset(f"hf:{tmp_path / 'set'}", split="test")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from pytest_llenergy.backends.load_phases import kendall_z, load_phases, phase_spans, steady_span
+from pytest_llenergy.backends.load_phases import load_phases, phase_spans, steady_span
 from pytest_llenergy.record.timeline import RequestTimeline
 
 from .queues import S, arrivals_s, conversing, queued, shared, shedding, split
@@ -61,20 +61,6 @@ class TestSteadyState:
         assert [span.name for span in (ramp_up, steady, ramp_down)] == ["ramp-up", "steady", "ramp-down"]
         assert (ramp_up.start_ns, ramp_down.end_ns) == (-10 * MS, 700 * MS)
         assert [span.output_tokens for span in (ramp_up, steady, ramp_down)] == [2, 3, 4]
-
-    def test_too_few_requests_have_no_steady_state(self) -> None:
-        assert steady_span(self.LOAD[:1], None) is None
-        assert steady_span(self.LOAD, 3) is None
-        assert steady_span((), None) is None
-        assert phase_spans(self.LOAD, 4, 0, 700 * MS) == []
-
-    def test_tokens_without_timestamps_are_not_counted_in_spans(self) -> None:
-        unknown = RequestTimeline(
-            input_tokens=1, output_tokens=4, start_ns=0, first_token_ns=5 * MS, last_token_ns=9 * MS
-        )
-        assert {span.output_tokens for span in phase_spans((*self.LOAD, unknown), None, 0, 700 * MS)} == {
-            None
-        }
 
 
 def verdict(requests: Sequence[RequestTimeline], concurrency: int | None = None) -> str:
@@ -171,7 +157,7 @@ class TestSaturation:
             services_s = [draw.expovariate(1.0) for _ in sent_s]
             assert verdict(queued(144, sent_s, services_s)) != "saturated"
 
-    @pytest.mark.parametrize("turns", [2, 4, 8])
+    @pytest.mark.parametrize("turns", [2, 4])
     @pytest.mark.parametrize("load", [0.5, 0.8, 1.3, 2.0])
     def test_conversations_above_the_capacity_are_not_steady(self, load: float, turns: int) -> None:
         """Follow-ups are sent later if the server is slow, so that single requests keep up."""
@@ -272,11 +258,6 @@ class TestSaturation:
         assert (flag.name, flag.severity) == ("short-load", "note")
         assert flag.detail.endswith("; send more requests, so that it lasts 3 times as long")
 
-    def test_a_short_load_that_fell_behind_says_both(self) -> None:
-        _, (flag,) = load_phases(shared(8, arrivals_s(8, 3.0, 24, 1)), None, 0, 10**15)
-        assert (flag.name, flag.severity) == ("short-load", "warning")
-        assert "; or the rate is too high: achieved " in flag.detail
-
     def test_too_few_requests_for_the_concurrency_are_no_steady_state(self) -> None:
         _, (flag,) = load_phases(queued(8, [0.0] * 4), 8, 0, 10**15)
         assert flag.detail == "4 requests never fill 8 places; send more"
@@ -286,10 +267,3 @@ class TestSaturation:
         untimed = [RequestTimeline(input_tokens=1, output_tokens=1)] * 32
         assert load_phases(untimed, None, 0, 10**15)[1][0].detail == "the times of the requests are unknown"
         assert load_phases([], None, 0, 10**15)[0] == []
-
-
-def test_the_trend_statistic_matches_values_computed_by_hand() -> None:
-    """Ten rising values have 45 concordant pairs and a variance of 10 * 9 * 25 / 18 = 125."""
-    assert kendall_z(range(10)) == pytest.approx(45 / 125**0.5)
-    assert kendall_z([3, 1, 2, 2]) == pytest.approx(-1 / (4 * 3 * 13 / 18) ** 0.5)
-    assert kendall_z([1.0]) == 0

@@ -1,27 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of requests: JSON lines, JSON lists, CSV traces, and those of the Hugging Face hub by name."""
+"""Data sets of requests: JSON lines, JSON lists, and CSV traces."""
 
 from __future__ import annotations
 
 import csv
-import importlib
-import importlib.util
 import io
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from pytest_llenergy.backends.traffic.formats import (
-    AZURE,
-    MOONCAKE_BLOCK_TOKENS,
-    Row,
-    read_row,
-)
+from pytest_llenergy.backends.traffic.formats import AZURE, MOONCAKE_BLOCK_TOKENS, read_row
 from pytest_llenergy.backends.traffic.requests import (
     Count,
     Request,
@@ -34,7 +26,7 @@ from pytest_llenergy.backends.traffic.requests import (
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.record.files import read_limited
 
-HUB = "hf:"
+KINDS = (".jsonl", ".json", ".csv")
 
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
@@ -62,59 +54,124 @@ def dataset(
     time_scale: float = 1.0,
     block_tokens: int = MOONCAKE_BLOCK_TOKENS,
     skip_bad_rows: bool = False,
-    name: str | None = None,
-    split: str = "train",
 ) -> Requests:
-    """Read requests from a file or a data set of the Hugging Face hub.
+    """Read requests from a file.
 
     Args:
-        source: A ``.jsonl`` file, a ``.json`` file with a list, a ``.csv`` file with the columns of Azure's
-            traces, or ``hf:`` and a name or directory for ``datasets.load_dataset``.
+        source: A ``.jsonl`` file, a ``.json`` file with a list, or a ``.csv`` trace of Azure.
         column: Key of the prompt's text if it is not ``prompt``.
         output_tokens: Tokens to generate where a row names none and has no answer.
         limit: Number of requests to take, from the start; None for all.
         time_scale: Factor for all times: 0.5 sends twice as fast.
         block_tokens: Tokens of each of a row's ``hash_ids``.
         skip_bad_rows: Leave out rows that cannot be used; the record says how many.
-        name: Configuration of a data set of the hub.
-        split: Split of a data set of the hub.
 
     Raises:
         LLEnergyError: The source or one of its rows cannot be used; the message names the line.
     """
-    label = f"data set {source}"
+    path, label = Path(source), f"data set {source}"
     if limit is not None:
         check_whole(label, "limit", limit)
     if not is_number(time_scale) or not time_scale:
         raise LLEnergyError(f"{label}: time_scale is {shorten(time_scale)}, needs a number, more than 0")
-    text = str(source)
-    is_hub = text.startswith(HUB)
-    rows = _hub_rows(text.removeprefix(HUB), name, split) if is_hub else _file_rows(Path(source))
-    reader = _Reader(column, output_tokens, block_tokens)
     requests: list[Request] = []
     skipped = 0
     try:
-        for where, row in rows:
+        for where, row in _file_rows(path):
             if len(requests) == limit:
                 break
             try:
-                requests.append(reader.read(where, row))
+                decoded = _decode(row) if isinstance(row, bytes) else row
+                whole = _convert(decoded, column, block_tokens)
+                requests.append(_make_request(where, whole, output_tokens))
             except LLEnergyError as error:
                 if not skip_bad_rows:
                     raise LLEnergyError(f"{where}: {error}") from None
                 skipped += 1
         if not requests:
             raise LLEnergyError("holds no requests that can be used")
-        requests = _scheduled(requests, time_scale)
+        requests = _schedule(requests, time_scale)
     except LLEnergyError as error:
         raise LLEnergyError(f"{label}: {error}") from None
-    parts = [f"{len(requests)} requests of {text if is_hub else Path(text).name}"]
+    parts = [f"{len(requests)} requests of {path.name}"]
     parts += [f"{skipped} rows skipped"] if skipped else []
     parts += [f"times x {time_scale:g}"] if time_scale != 1 else []
     return Requests(requests, ", ".join(parts))
 
 
-def _scheduled(requests: list[Request], time_scale: float) -> list[Request]:
+def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield rows with their places; lines of JSON undecoded, so that each may be skipped."""
+    kind = path.suffix.lower()
+    if kind not in KINDS:
+        raise LLEnergyError(f"needs a file that ends in {', '.join(KINDS)}")
+    try:
+        data = read_limited(path).removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise LLEnergyError(f"cannot be read: {error.strerror}") from None
+    if kind == ".csv":
+        table = csv.DictReader(io.StringIO(data.decode(errors="replace"), newline=""))
+        missing = [name for name in ("TIMESTAMP", *AZURE) if name not in (table.fieldnames or ())]
+        if missing:
+            raise LLEnergyError(f"line 1: no column {', '.join(missing)}, as Azure's traces have")
+        yield from ((f"line {table.line_num}", row) for row in table)
+    elif kind == ".json":
+        rows = _decode(data)
+        if not isinstance(rows, list):
+            raise LLEnergyError("not a JSON list of objects; use .jsonl for one object a line")
+        yield from ((f"item {number}", row) for number, row in enumerate(rows, 1))
+    else:
+        # Not ``splitlines``: JSON texts may hold other line ends than this one.
+        lines = enumerate(data.split(b"\n"), 1)
+        yield from ((f"line {number}", line) for number, line in lines if line.strip())
+
+
+def _decode(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data.decode())
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LLEnergyError(f"not JSON in UTF-8: {error}") from None
+
+
+def _convert(row: Any, column: str | None, block_tokens: int) -> Turn:
+    try:
+        found = msgspec.convert(read_row(row, column, block_tokens), Turn)
+    except msgspec.ValidationError as error:
+        raise LLEnergyError(str(error).replace("$.", "")) from None
+    if found.prompt is None and found.turns is None and found.input_tokens is None:
+        raise LLEnergyError(
+            f"no {column or 'prompt, messages, conversations, turns or input_tokens'}; it has: "
+            f"{', '.join(map(str, row)) or 'nothing'}; column= names the key of the prompt"
+        )
+    return found
+
+
+def _make_request(where: str, row: Turn, output_tokens: int | None) -> Request:
+    """Return the request of a row, with follow-ups for its further turns.
+
+    ``output_tokens`` is the length where a row has neither length nor answer.
+    """
+    turns = row.turns or [row]
+    places = [where] if row.turns is None else [f"{where}, turn {n}" for n in range(1, len(turns) + 1)]
+    first, *others = (_make_turn(*each, output_tokens) for each in zip(places, turns, strict=True))
+    at_s = None if row.timestamp is None else row.timestamp / 1000
+    return msgspec.structs.replace(first, at_s=at_s, system=row.system, follow_ups=tuple(others))
+
+
+def _make_turn(where: str, row: Turn, output_tokens: int | None) -> Request:
+    length = row.output_tokens or (None if row.answer else output_tokens)
+    answer = "" if row.output_tokens else row.answer
+    if row.prompt is not None:
+        return Request(prompt=row.prompt, output_tokens=length, answer=answer, think_s=row.think_s)
+    if row.input_tokens is None:
+        raise LLEnergyError(f"{where.rpartition(', ')[2]} has no prompt and no input_tokens")
+    # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place without
+    # the path: the digest of a data set must not depend on where it is.
+    rest = row.input_tokens - sum(tokens for _, tokens in row.blocks)
+    blocks = [*row.blocks, *([(f", {where}", rest)] if rest > 0 else [])]
+    return Request(blocks=tuple(blocks), output_tokens=length, answer=answer, think_s=row.think_s)
+
+
+def _schedule(requests: list[Request], time_scale: float) -> list[Request]:
     """Return the requests with times from the first one on."""
     times = [request.at_s for request in requests]
     timed = [at_s for at_s in times if at_s is not None]
@@ -129,101 +186,3 @@ def _scheduled(requests: list[Request], time_scale: float) -> list[Request]:
         msgspec.structs.replace(request, at_s=(at_s - timed[0]) * time_scale)
         for request, at_s in zip(requests, timed, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """Makes requests of rows. ``output_tokens`` is the length where a row has neither length nor answer."""
-
-    column: str | None
-    output_tokens: int | None
-    block_tokens: int
-
-    def read(self, where: str, row: Any) -> Request:
-        """Return the request of a row. Raises ``LLEnergyError`` for one that cannot be used."""
-        if isinstance(row, bytes):
-            row = _decode(row)
-        whole = self._convert(read_row(row, self.column, self.block_tokens), row)
-        if whole.turns is None:
-            request = self._turn(where, whole)
-        else:
-            first, *others = (self._turn(f"{where}, turn {n}", turn) for n, turn in enumerate(whole.turns, 1))
-            request = msgspec.structs.replace(first, follow_ups=tuple(others))
-        at_s = None if whole.timestamp is None else whole.timestamp / 1000
-        return msgspec.structs.replace(request, at_s=at_s, system=whole.system)
-
-    def _convert(self, read: Row, row: Any) -> Turn:
-        try:
-            found = msgspec.convert(read, Turn)
-        except msgspec.ValidationError as error:
-            raise LLEnergyError(str(error).replace("$.", "")) from None
-        if found.prompt is None and found.turns is None and found.input_tokens is None:
-            has = ", ".join(map(str, row)) or "nothing"
-            raise LLEnergyError(
-                f"no {self.column or 'prompt, messages, conversations, turns or input_tokens'}; it has: "
-                f"{has}; column= names the key of the prompt"
-            )
-        return found
-
-    def _turn(self, where: str, row: Turn) -> Request:
-        length = row.output_tokens or (None if row.answer else self.output_tokens)
-        answer = "" if row.output_tokens else row.answer
-        if row.prompt is not None:
-            return Request(prompt=row.prompt, output_tokens=length, answer=answer, think_s=row.think_s)
-        if row.input_tokens is None:
-            raise LLEnergyError(f"{where.rpartition(', ')[2]} has no prompt and no input_tokens")
-        # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place
-        # without the path: the digest of a data set must not depend on where it is.
-        rest = row.input_tokens - sum(tokens for _, tokens in row.blocks)
-        blocks = [*row.blocks, *([(f", {where}", rest)] if rest > 0 else [])]
-        return Request(blocks=tuple(blocks), output_tokens=length, answer=answer, think_s=row.think_s)
-
-
-def _decode(data: bytes) -> Any:
-    try:
-        return msgspec.json.decode(data.decode())
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LLEnergyError(f"not JSON in UTF-8: {error}") from None
-
-
-def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield rows with their places; lines of JSON undecoded, so that each may be skipped."""
-    kinds = (".jsonl", ".json", ".csv")
-    kind = path.suffix.lower()
-    if kind not in kinds:
-        raise LLEnergyError(f"needs a file that ends in {', '.join(kinds)}, or {HUB}NAME")
-    try:
-        data = read_limited(path).removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise LLEnergyError(f"cannot be read: {error.strerror}") from None
-    if kind == ".csv":
-        yield from _csv_rows(data)
-    elif kind == ".json":
-        rows = _decode(data)
-        if not isinstance(rows, list):
-            raise LLEnergyError("not a JSON list of objects; use .jsonl for one object a line")
-        yield from ((f"item {number}", row) for number, row in enumerate(rows, 1))
-    else:
-        # Not ``splitlines``: JSON texts may hold other line ends than this one.
-        lines = enumerate(data.split(b"\n"), 1)
-        yield from ((f"line {number}", line) for number, line in lines if line.strip())
-
-
-def _csv_rows(data: bytes) -> Iterator[tuple[str, Any]]:
-    table = csv.DictReader(io.StringIO(data.decode(errors="replace"), newline=""))
-    missing = [column for column in ("TIMESTAMP", *AZURE) if column not in (table.fieldnames or ())]
-    if missing:
-        raise LLEnergyError(f"line 1: no column {', '.join(missing)}, as Azure's traces have")
-    yield from ((f"line {table.line_num}", row) for row in table)
-
-
-def _hub_rows(path: str, name: str | None, split: str) -> Iterator[tuple[str, Any]]:
-    if importlib.util.find_spec("datasets") is None:
-        raise LLEnergyError("needs the package datasets: pip install datasets")
-    try:
-        rows = importlib.import_module("datasets").load_dataset(path, name, split=split)
-    except Exception as error:
-        # Whatever the library, its file formats and its network raise.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise LLEnergyError(f"datasets cannot load it: {reason}") from error
-    yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))

@@ -76,57 +76,38 @@ def as_request(each: str | Request) -> Request:
 
 
 def check_inputs(task: str, inputs: Any) -> None:
-    """Check the inputs of a task.
-
-    Raises:
-        BackendError: If they are not a list of texts or requests, or a request is unusable.
-    """
+    """Raise ``BackendError`` for inputs that are no list of texts and requests, and for unusable ones."""
     is_list = isinstance(inputs, Sequence) and not isinstance(inputs, str)
     if not is_list or not inputs or not all(isinstance(each, (str, Request)) for each in inputs):
         raise BackendError(
             f"{task}: prompts must be a list of one or more strings, or of requests, found {shorten(inputs)}"
         )
     for number, request in enumerate(inputs, 1):
-        if isinstance(request, Request):
-            fault = _first_fault(request)
-            fault = fault or next(filter(None, map(_follow_up_fault, request.follow_ups)), None)
-            if fault:
+        turns = list(as_request(request).turns())
+        for turn in turns if isinstance(request, Request) else ():
+            if fault := _find_fault(turn, is_first=turn is request):
                 raise BackendError(f"{task}: request {number}: {fault}")
-        for turn in as_request(request).turns():
-            _check_text(f"{task}: prompt {number}", turn.prompt + turn.system + turn.answer)
+        try:
+            "".join(turn.prompt + turn.system + turn.answer for turn in turns).encode()
+        except UnicodeEncodeError as error:
+            raise BackendError(
+                f"{task}: prompt {number} is not valid Unicode: a lone surrogate, "
+                f"{error.object[error.start]!a} at character {error.start}; replace it"
+            ) from None
 
 
-def _check_text(where: str, text: str) -> None:
-    """Raise ``BackendError`` for a text that no tokenizer takes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        found = f"{text[error.start]!a} at character {error.start}"
-        raise BackendError(f"{where} is not valid Unicode: a lone surrogate, {found}; replace it") from None
-
-
-def _fault(request: Request) -> str | None:
+def _find_fault(request: Request, *, is_first: bool) -> str | None:
     try:
         msgspec.convert(msgspec.to_builtins(request), Request)
     except (msgspec.ValidationError, TypeError) as error:
         return str(error).replace("$.", "")
-    return None if bool(request.prompt) != bool(request.blocks) else "needs a prompt or blocks, and not both"
-
-
-def _first_fault(request: Request) -> str | None:
-    if (fault := _fault(request)) is not None:
-        return fault
-    return "think_s of a first request: use at_s, or a follow-up" if request.think_s else None
-
-
-def _follow_up_fault(request: Request) -> str | None:
-    if request.follow_ups:
-        return "follow_ups of a follow-up: put all in one list"
-    if request.system:
-        return "system of a follow-up: give it to the first request"
-    if request.at_s is not None:
-        return "at_s of a follow-up: use think_s"
-    return _fault(request)
+    if bool(request.prompt) == bool(request.blocks):
+        return "needs a prompt or blocks, and not both"
+    if is_first:
+        return "think_s of a first request: use at_s, or a follow-up" if request.think_s else None
+    if request.follow_ups or request.system or request.at_s is not None:
+        return "a follow-up has no follow_ups, no system and no at_s; they are those of the first request"
+    return None
 
 
 def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +117,7 @@ def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) 
     output length.
 
     Raises:
-        BackendError: If a batch cannot have what its requests ask for.
+        BackendError: A batch cannot have what its requests ask for.
     """
     found = dict(arguments)
     requests = [each for each in inputs if isinstance(each, Request)]

@@ -47,11 +47,7 @@ class Writer:
     """
 
     def __init__(self, count: Count, backend: str) -> None:
-        """Find out how words are split.
-
-        Raises:
-            BackendError: If words do not have a number of tokens of their own.
-        """
+        """Find out how words are split. Raises ``BackendError`` if they have no number of tokens."""
         self._count, self._backend = count, backend
         once, thrice = count(WORDS), count([f"{word} {word} {word}" for word in WORDS])
         (one, three), _ = Counter(zip(once, thrice, strict=True)).most_common(1)[0]
@@ -135,15 +131,10 @@ class Writer:
 
 
 def write_texts(inputs: Inputs, backend: str, count: Count | None) -> list[str]:
-    """Return the texts of a batch.
-
-    Args:
-        inputs: Texts and requests.
-        backend: Name of the backend, for messages.
-        count: Counts the tokens of texts; None if the backend cannot.
+    """Return the texts of a batch. ``count`` is None if the backend cannot count the tokens of a text.
 
     Raises:
-        BackendError: If a text has to be written and the backend does not count tokens, or not exactly.
+        BackendError: A text has to be written and the backend does not count tokens, or not exactly.
     """
     requests = [as_request(each) for each in inputs]
     if any(request.blocks for request in requests):
