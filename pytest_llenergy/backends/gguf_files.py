@@ -20,11 +20,7 @@ FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 @lru_cache(maxsize=4)
 def read_gguf(file: Path) -> Any:
-    """Return the ``gguf.GGUFReader`` of a file, without its arrays: a vocabulary takes seconds to read.
-
-    Raises:
-        ModelError: If the file is damaged.
-    """
+    """Return the ``gguf.GGUFReader`` of a file, without its arrays: a vocabulary takes seconds to read."""
     import gguf
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]  # gguf has no types
@@ -49,11 +45,7 @@ def read_gguf(file: Path) -> Any:
 
 
 def read_gguf_field(file: Path, name: str) -> Any:
-    """Return a number or text of a file, such as ``context_length`` of its architecture; None if it has none.
-
-    Raises:
-        ModelError: As ``read_gguf``.
-    """
+    """Return a number or text of a file, such as ``context_length`` of its architecture; None if it has none."""
     fields = read_gguf(file).fields
     kind = fields["general.architecture"].contents() if "general.architecture" in fields else None
     field = fields.get(name, fields.get(f"{kind}.{name}"))
@@ -61,11 +53,7 @@ def read_gguf_field(file: Path, name: str) -> Any:
 
 
 def describe_gguf_weights(file: Path) -> str | None:
-    """Return the types of the tensors in a GGUF file, such as ``q4_1, q8_0``.
-
-    Raises:
-        ModelError: As ``read_gguf``.
-    """
+    """Return the types of the tensors in a GGUF file, such as ``q4_1, q8_0``."""
     parameters: Counter[str] = Counter()
     for tensor in read_gguf(file).tensors:
         parameters[tensor.tensor_type.name.lower()] += int(tensor.n_elements)
@@ -77,10 +65,6 @@ def converted_gguf(backend: str, model: ModelSource, dtype: str) -> Path:
 
     Quantised weights are widened and rounded to bfloat16, as those of the ``transformers`` backend are, so
     that all backends multiply the same numbers.
-
-    Raises:
-        BackendError: If ``dtype`` is unknown.
-        ModelError: If the file cannot be converted.
     """
     file = Path(model.location)
     if dtype not in FLOATS:

@@ -50,9 +50,6 @@ def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str
         python: Path of the interpreter.
         modules: Names of modules.
         name: The backend, for messages.
-
-    Raises:
-        BackendError: This is not a Python 3.10 or later.
     """
     try:
         return _probe_modules(python, (*modules, *RANK_MODULES))

@@ -281,9 +281,6 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
         source: Model to convert.
         precision: One of the builder's, such as ``fp32`` or ``int4``.
         version: Version of the builder, part of the cache key.
-
-    Raises:
-        ModelError: The builder fails.
     """
 
     def build(directory: Path) -> None:

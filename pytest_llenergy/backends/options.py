@@ -67,11 +67,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @classmethod
     def parse(cls, backend: str, options: Mapping[str, Any]) -> Speculative | None:
-        """Return the option ``speculative`` among the load options of a test.
-
-        Raises:
-            BackendError: A value has another type, or the model is missing.
-        """
+        """Return the option ``speculative`` among the load options of a test."""
         given = options.get("speculative")
         if given is None:
             return None
@@ -88,11 +84,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def find_step_tokens(backend: str, options: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a step in a library that has no default for it; None for whole prompts.
-
-    Raises:
-        BackendError: ``chunked_prefill`` is no number of tokens.
-    """
+    """Return the tokens of a step in a library that has no default for it; None for whole prompts."""
     chunk = options.get("chunked_prefill")
     if chunk is True or not (chunk is None or isinstance(chunk, int)):
         raise BackendError(f"{backend}: chunked_prefill is {chunk!r}, needs False or the tokens of a step")
@@ -109,9 +101,6 @@ def select_options(
         options: The load options of the test.
         own: Names of those that the adapter applies itself.
         reserved: Why each option that it sets is refused.
-
-    Raises:
-        BackendError: One is set by the adapter, an argument of ``generate``, or a secret.
     """
     passed = {name: value for name, value in options.items() if name not in own}
     for name, value in passed.items():

@@ -37,11 +37,7 @@ def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint,
 
 
 def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
-    """Return all backends by name in a fixed order: built-in, entry points, then ``extra``.
-
-    Raises:
-        BackendError: If an entry point does not provide a ``BackendSpec``.
-    """
+    """Return all backends by name in a fixed order: built-in, entry points, then ``extra``."""
     specs, broken = discover_backends()
     if broken:
         raise BackendError("; ".join(each.reason for each in broken))
@@ -54,9 +50,6 @@ def select_backends(names: Sequence[str], specs: Mapping[str, BackendSpec]) -> l
 
     If none is usable, return those that need no configuration by the run, so that tests can be skipped with a
     reason.
-
-    Raises:
-        BackendError: If a name is unknown.
     """
     for name in names:
         if name not in specs:
@@ -119,11 +112,7 @@ class Requirements:
 
 
 def parse_needs(**needs: str | None) -> Requirements:
-    """Parse what a test needs: a task, a cache, batching or timestamps.
-
-    Raises:
-        PlanError: If a value is unknown.
-    """
+    """Parse what a test needs: a task, a cache, batching or timestamps."""
     row = get_type_hints(Capabilities)
     known: dict[str, tuple[str, ...]] = {
         "task": tuple(TASKS),

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 #: Start another Python and look for modules, possibly on a slow disk.
 PROBE_PYTHON_TIMEOUT_S = 60.0
-#: Wait for the next finished request of continuous batching before checking that its thread is alive.
-BATCHER_POLL_S = 1
 #: How long the log of llama.cpp, which a thread of its own prints, may lag behind, and how often to look.
 LOG_TIMEOUT_S, LOG_POLL_S = 5.0, 0.01
 

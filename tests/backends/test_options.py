@@ -144,12 +144,6 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
         ({"compile": "fast"}, ["a"], {"cache": "static"}, "transformers: compile: "),
         ({"speculative": LOOKUP}, ["a"], {"num_beams": 2}, "speculative takes a whole prompt and makes one"),
         (
-            {"batching": "continuous", "no_repeat_ngram_size": 2, "compile": True},
-            ["a"],
-            {"num_beams": 2, "do_sample": True},
-            "does not work with compile, no_repeat_ngram_size, num_beams, do_sample; leave one out",
-        ),
-        (
             {"no_repeat_ngram_size": 2, "watermarking_config": {"a": 1}},
             ["a"],
             {},

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.transformers.options import LoadOptions
+from pytest_llenergy.backends.transformers.options import refuse_together
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
 
@@ -49,19 +48,11 @@ print(json.dumps(actual))
 """
 
 
-@pytest.mark.parametrize("kind", ["tensor", "placement"])
-def test_options_of_one_device_are_refused_on_several(kind: str) -> None:
-    options = LoadOptions.parse({"compile": True, "lora": "x"}, ())
-    with pytest.raises(BackendError, match=f"{kind}=2 does not work with compile, lora; leave one out"):
-        options.check_degrees(Parallel(**{kind: 2}))
-    options.check_degrees(Parallel(data=2))
-
-
-def test_options_of_generation_are_refused_for_embedding() -> None:
-    given = {"compile": True, "no_repeat_ngram_size": 2}
-    options = LoadOptions.parse(given, ("no_repeat_ngram_size",))
-    with pytest.raises(BackendError, match="embed does not work with compile, no_repeat_ngram_size; leave"):
-        options.check_embedding()
+def test_options_that_do_not_work_together_are_refused() -> None:
+    message = "tensor=2 does not work with compile, lora; leave one out"
+    with pytest.raises(BackendError, match=message):
+        refuse_together("tensor=2", {"compile": True, "lora": "x", "dtype": "x"}, ("compile", "lora"))
+    refuse_together("tensor=2", {"compile": False}, ("compile",))
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,7 @@ class LlamaServer:
         self.attention = flash[1] if flash else None
 
     def request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request, such as to ``/completion``, and return the decoded answer.
-
-        Raises:
-            BackendError: The server refuses it.
-        """
+        """Send a request, such as to ``/completion``, and return the decoded answer."""
         connection = _UnixConnection(self._path)
         try:
             content = None if body is None else json.dumps(body)
@@ -167,11 +163,7 @@ class _UnixConnection(HTTPConnection):
 
 
 def _server_parameters(options: Mapping[str, Any], capacity: Capacity, threads: int) -> Any:
-    """Return the ``xllamacpp.CommonParams`` of a server.
-
-    Raises:
-        BackendError: llama.cpp does not take an option, or this backend sets it.
-    """
+    """Return the ``xllamacpp.CommonParams`` of a server."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()

@@ -117,11 +117,7 @@ def has_tokens_after(stream: Stream, time_ns: int) -> bool:
 
 
 def read_answer(stream: Stream, name: str) -> Answer:
-    """Read the answer of one request, whose name is for messages.
-
-    Raises:
-        FailedRequestError: This request failed, or its answer cannot be used.
-    """
+    """Read the answer of one request, whose name is for messages."""
     _check_status(stream, name)
     try:
         return _read_stream(stream, name)
@@ -183,11 +179,7 @@ def _no_stream(stream: Stream) -> str:
 
 
 def _read_chunk(time_ns: int, event: Any) -> _Chunk | None:
-    """Return what the first choice of an event holds; None if it has none.
-
-    Raises:
-        ValueError: A member is not what the API says.
-    """
+    """Return what the first choice of an event holds; None if it has none."""
     choices = _member(event, "choices", list)
     if not choices:
         return None
@@ -326,9 +318,6 @@ def check_lengths(
         asked: Most tokens that it may have.
         input_tokens: Tokens of the prompt; None if that is not known ahead.
         is_full_length: Whether it must have as many tokens as were asked for.
-
-    Raises:
-        FailedRequestError: It has not.
     """
     produced, counted = answer.request.output_tokens, answer.request.input_tokens
     fault = None

@@ -107,11 +107,7 @@ class ServerBackend:
         return LoadJob(endpoint, requests, params, encoder, reopen)
 
     def count_tokens(self, texts: Sequence[str], endpoint: str = "completions") -> list[int]:
-        """Return the tokens of each text as a prompt: asked of the server, else from the usage of a request.
-
-        Raises:
-            BackendError: The server does not tell.
-        """
+        """Return the tokens of each text as a prompt: asked of the server, else from the usage of a request."""
         server = self._endpoint
         server.check_offered(endpoint)
         encoder = Encoder(server.model, server.dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)
@@ -128,11 +124,7 @@ class ServerBackend:
         return counts
 
     def _check_whole(self, prompts: Sequence[str], endpoint: str) -> None:
-        """Check that the longest prompt has the tokens of its halves: some servers cut prompts in silence.
-
-        Raises:
-            BackendError: It has fewer.
-        """
+        """Check that the longest prompt has the tokens of its halves: some servers cut prompts in silence."""
         longest = max(prompts, key=len)
         asked = endpoint, longest
         if self._endpoint.dialect.refuses_long or len(longest) < LONG_PROMPT or asked in self._whole:

@@ -108,11 +108,7 @@ class Client:
         return self.run(self.stream(msgspec.json.encode(body), path, REQUEST_TIMEOUT_S)).json()
 
     def open_connections(self, connections: int, path: str) -> None:
-        """Open as many connections as simultaneous requests need, if they are kept.
-
-        Raises:
-            BackendError: The server does not answer.
-        """
+        """Open as many connections as simultaneous requests need, if they are kept."""
 
         async def open_all() -> list[Stream]:
             number = connections if self._keeps else 1

@@ -116,11 +116,7 @@ class Endpoint:
         return None if value is None else show_line(str(value))
 
     def prepare_round(self, connections: int) -> None:
-        """Open connections, and wait until the server is idle.
-
-        Raises:
-            BackendError: It does not answer, or is still busy with a load that ended early.
-        """
+        """Open connections, and wait until the server is idle."""
         self.open_connections(connections)
         end_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
         if not self.idle.is_settled and not self.client.run(self.idle.settle(end_ns)):
@@ -130,11 +126,7 @@ class Endpoint:
             )
 
     def open_connections(self, connections: int) -> None:
-        """Open this many connections.
-
-        Raises:
-            BackendError: It does not answer, or has died.
-        """
+        """Open this many connections."""
         try:
             self.client.open_connections(connections, self.ready)
         except BackendError:
@@ -160,9 +152,6 @@ class Endpoint:
 
         Returns:
             The exchanges with an answer, and the messages of the failed ones.
-
-        Raises:
-            BackendError: The server has died, or a request of a search fails at any load.
         """
         self._check_broken(exchanges, asked)
         answered: list[tuple[Exchange, Answer]] = []
@@ -239,10 +228,6 @@ def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAliv
     """Wait until the server is ready; one that was already running must be so at once.
 
     ``named`` is the model, for messages. Returns the path that says so.
-
-    Raises:
-        BackendError: It is not ready in time, or refuses the key.
-        ServerError: It has died.
     """
     paths = (settings.health,) if settings.health else READY_PATHS
     deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
@@ -275,11 +260,7 @@ def _check_allowed(answer: Stream) -> None:
 
 
 def list_models(client: Client) -> list[Mapping[str, Any]]:
-    """Return what ``/v1/models`` lists; nothing if the server lacks it.
-
-    Raises:
-        BackendError: It refuses the key, or redirects.
-    """
+    """Return what ``/v1/models`` lists; nothing if the server lacks it."""
     answer = client.get(MODELS_PATH)
     _check_allowed(answer)
     if answer.status == 200 and answer.media == "text/html":
@@ -298,10 +279,6 @@ def probe_endpoints(
     """Request a token of each endpoint, so that what cannot work fails before any measurement.
 
     Returns the endpoints that answer: completions without the chat endpoint being asked, or chat alone.
-
-    Raises:
-        ModelError: The server does not know the model.
-        BackendError: It does not stream or count, refuses the key, or does not answer.
     """
     first: FailedRequestError | None = None
     for endpoint in PATHS:

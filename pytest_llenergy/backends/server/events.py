@@ -48,11 +48,7 @@ def _iterate_lines(reads: Reads, *, ended: bool) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """Parse JSON as servers write it: with NaN, lone surrogates, and bytes that are no UTF-8.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
+    """Parse JSON as servers write it: with NaN, lone surrogates, and bytes that are no UTF-8."""
     try:
         return json.loads(data if isinstance(data, str) else data.decode(errors="replace"))
     except RecursionError:

@@ -105,11 +105,7 @@ class IdleCheck:
         self._body, self._path = body, path
 
     async def settle(self, end_ns: int) -> bool:
-        """Send one request after the other until the server is idle; return whether it is by ``end_ns``.
-
-        Raises:
-            BackendError: The server has died, or refuses each of them.
-        """
+        """Send one request after the other until the server is idle; return whether it is by ``end_ns``."""
         before_s = inf
         refused_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
         while True:

@@ -71,11 +71,7 @@ class ServerSettings:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
-        """Validate the load options.
-
-        Raises:
-            BackendError: The command or URL cannot be used.
-        """
+        """Validate the load options."""
         text = {name: str(options.get(name) or "") for name in ("command", "url", "health", "model")}
         if text["health"] and not text["health"].startswith("/"):
             raise BackendError(f"server: health is {text['health']!r}, needs a path such as /health")
@@ -167,11 +163,7 @@ def check_degrees(degrees: Mapping[str, int], gpus: int) -> None:
 
 
 def parse_local_url(url: str) -> Address:
-    """Parse a URL.
-
-    Raises:
-        BackendError: It does not point to this host, or contains a user or a password.
-    """
+    """Parse a URL."""
     if "@" in url:
         # Not shown: where a password with special characters ends is a guess.
         raise BackendError(

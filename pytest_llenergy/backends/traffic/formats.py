@@ -31,11 +31,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 
 def read_messages(row: Mapping[str, Any]) -> Row:
-    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: what users say, and how long answers are.
-
-    Raises:
-        LLEnergyError: A message cannot be used.
-    """
+    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: what users say, and how long answers are."""
     messages = row.get("messages", row.get("conversations"))
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise LLEnergyError("messages must be a list of objects")
@@ -75,11 +71,7 @@ def _text(content: Any) -> str | None:
 
 
 def read_mooncake(row: Mapping[str, Any], block_tokens: int) -> Row:
-    """Read a row of a trace of Mooncake: lengths, and hash ids of the blocks that prompts share.
-
-    Raises:
-        LLEnergyError: There are more blocks than the prompt has tokens.
-    """
+    """Read a row of a trace of Mooncake: lengths, and hash ids of the blocks that prompts share."""
     names = {"input_length": "input_tokens", "output_length": "output_tokens"}
     read = {names.get(name, name): value for name, value in row.items() if name != "hash_ids"}
     tokens, ids = read.get("input_tokens"), row.get("hash_ids") or []
@@ -98,11 +90,7 @@ def read_mooncake(row: Mapping[str, Any], block_tokens: int) -> Row:
 
 
 def read_azure(row: Mapping[str, Any]) -> Row:
-    """Read a row of a trace of Azure, whose cells are texts.
-
-    Raises:
-        LLEnergyError: A cell is no number or no time.
-    """
+    """Read a row of a trace of Azure, whose cells are texts."""
     read: Row = {}
     for column, name in AZURE.items():
         text = row.get(column)
@@ -120,11 +108,7 @@ def read_azure(row: Mapping[str, Any]) -> Row:
 
 
 def read_row(row: Any, column: str | None, block_tokens: int) -> Row:
-    """Read a row of whatever form as one of the plugin's.
-
-    Raises:
-        LLEnergyError: It has none of the forms.
-    """
+    """Read a row of whatever form as one of the plugin's."""
     if not isinstance(row, dict):
         raise LLEnergyError(f"needs an object, found {type(row).__name__}")
     if column is not None:

@@ -115,9 +115,6 @@ def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) 
 
     A load has one request for each input, at their times unless the test gives others. A batch has one
     output length.
-
-    Raises:
-        BackendError: A batch cannot have what its requests ask for.
     """
     found = dict(arguments)
     requests = [each for each in inputs if isinstance(each, Request)]

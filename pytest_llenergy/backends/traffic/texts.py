@@ -62,11 +62,7 @@ class Writer:
         self.words = tuple(word for word, *tokens in counted if tokens == [one, three])
 
     def write(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests with texts in place of blocks, and with the output lengths of their answers.
-
-        Raises:
-            BackendError: If a number of tokens cannot be met exactly.
-        """
+        """Return the requests with texts in place of blocks, and with the output lengths of their answers."""
         turns = [turn for request in requests for turn in request.turns()]
         asked = {turn.blocks: sum(tokens for _, tokens in turn.blocks) for turn in turns if turn.blocks}
         texts = {blocks: self._draft(blocks) for blocks in asked}
@@ -131,11 +127,7 @@ class Writer:
 
 
 def write_texts(inputs: Inputs, backend: str, count: Count | None) -> list[str]:
-    """Return the texts of a batch. ``count`` is None if the backend cannot count the tokens of a text.
-
-    Raises:
-        BackendError: A text has to be written and the backend does not count tokens, or not exactly.
-    """
+    """Return the texts of a batch. ``count`` is None if the backend cannot count the tokens of a text."""
     requests = [as_request(each) for each in inputs]
     if any(request.blocks for request in requests):
         if count is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers: one process per device, static or continuous batches, embeddings."""
+"""Hugging Face transformers: one process per device, static batches, embeddings."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ SPEC = BackendSpec(
         tasks=("generate", "embed"),
         options=(
             *("dtype", "quantization", "attention", "chunked_prefill", "speculative", "lora", "compile"),
-            *("batching", "num_blocks", "max_batch_tokens"),
         ),
         passes=True,
         sampling=("num_beams", "repetition_penalty", "min_p"),
         caches=("dynamic", "static"),
-        batching=("static", "continuous"),
         timestamps="token",
     ),
     refuses=lambda model: refuse_other_formats("transformers", model),

@@ -11,20 +11,27 @@ from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
+from pytest_llenergy.backends.options import (
+    DRAFT_MODEL,
+    PROMPT_LOOKUP,
+    Speculative,
+    find_step_tokens,
+    select_options,
+)
 from pytest_llenergy.backends.precision import list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
-from pytest_llenergy.backends.transformers import continuous, jobs
-from pytest_llenergy.backends.transformers.continuous import ContinuousBatcher, ContinuousJob
+from pytest_llenergy.backends.transformers import SPEC, jobs
 from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare_embedding
 from pytest_llenergy.backends.transformers.flops import count_flops
 from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
 from pytest_llenergy.backends.transformers.options import (
     QUANTISES_ACTIVATIONS,
-    LoadOptions,
+    RESERVED,
     compile_config,
     compile_job,
     describe_quantization,
     quantization_keywords,
+    refuse_together,
 )
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
 from pytest_llenergy.errors import BackendError
@@ -47,13 +54,26 @@ class TransformersBackend:
         self._torch = torch
         self._tensor = context.parallel.tensor
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
-        self._batcher: ContinuousBatcher | None = None
         self._assistant: Any = None
         self._label = model.label
-        self._options = LoadOptions.parse(options, vars(transformers.GenerationConfig()))
-        self._options.check_degrees(context.parallel)
+        self._options = options
+        passed = select_options("transformers", options, SPEC.capabilities.options, RESERVED)
+        names = vars(transformers.GenerationConfig())
+        #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
+        self._generation = {name: value for name, value in passed.items() if name in names}
+        loading = {name: value for name, value in passed.items() if name not in names}
+        self._draft = Speculative.parse("transformers", options)
+        if self._draft is not None and self._draft.method not in (DRAFT_MODEL, PROMPT_LOOKUP):
+            raise BackendError(f"transformers: speculative: it has no method {self._draft.method}")
+        self._step = find_step_tokens("transformers", options)
+        mode = options.get("compile")
+        self._mode = "reduce-overhead" if mode is True else mode or None
+        for kind in ("tensor", "placement"):
+            if (degree := getattr(context.parallel, kind)) > 1:
+                alone = ("quantization", "compile", "speculative", "lora")
+                refuse_together(f"{kind}={degree}", options, alone)
         with translate_load_errors("transformers", model, options):
-            placement = self._read(model, context)
+            placement = self._read(model, loading, context)
         attention, dtype = str(self._model.config._attn_implementation), type_name(str(self._model.dtype))
         for name, value in {"attention": attention, "dtype": dtype}.items():
             if options.get(name) not in (None, "auto", value):
@@ -84,7 +104,7 @@ class TransformersBackend:
         for each in self._model.parameters():
             counts[str(each.dtype)] += each.numel()
         # Quantised parameters pretend to have the type of the arithmetic.
-        quantised = self._options.quantization
+        quantised = self._options.get("quantization")
         return Precision(
             weights=", ".join(filter(None, (quantised, list_types(counts)))),
             # bitsandbytes multiplies in float16 whatever the other types.
@@ -93,24 +113,25 @@ class TransformersBackend:
             activations="int8" if quantised in QUANTISES_ACTIVATIONS else "none",
         )
 
-    def _read(self, model: ModelSource, context: RankContext) -> dict[str, Primitive]:
+    def _read(
+        self, model: ModelSource, loading: Mapping[str, Any], context: RankContext
+    ) -> dict[str, Primitive]:
         """Read model and tokenizer. Returns which devices they are on, for the record."""
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-        options = self._options
         path = pretrained_path(model)
         config = AutoConfig.from_pretrained(path)
         check_degrees(config, context.parallel, model.label)
-        dtype = options.given.get("dtype") or "auto"
+        dtype = self._options.get("dtype") or "auto"
         keywords: dict[str, Any] = {"dtype": dtype}
-        if (attention := options.given.get("attention")) is not None:
+        if (attention := self._options.get("attention")) is not None:
             keywords["attn_implementation"] = attention
-        if options.quantization is not None:
-            keywords |= quantization_keywords(options.quantization, config, dtype, self._device)
+        if (quantization := self._options.get("quantization")) is not None:
+            keywords |= quantization_keywords(quantization, config, dtype, self._device)
         self._generates = not is_encoder(config)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
         kind = AutoModelForCausalLM if self._generates else AutoModel
-        keywords = dict(**keywords, **options.loading)
+        keywords = dict(**keywords, **loading)
         loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
@@ -131,12 +152,14 @@ class TransformersBackend:
         return {eos} if isinstance(eos, int) else set(eos or ())
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
-        """Prepare a padded batch, or with continuous batching one request per prompt; compile if needed."""
-        self._close_batcher()
+        """Prepare a padded batch, compiled if that was asked for."""
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
-        options = self._options
-        options.check(params)
+        if self._draft and (self._step or params.num_beams > 1):
+            raise BackendError(
+                "transformers: speculative takes a whole prompt and makes one sequence; leave out "
+                "chunked_prefill and num_beams"
+            )
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
         if params.repetition_penalty != 1 and not bool(inputs["attention_mask"].all()):
@@ -148,21 +171,17 @@ class TransformersBackend:
         check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
-        if options.continuous:
-            config = generation_config(params, ends, pad)
-            self._batcher = ContinuousBatcher(self._model, config, rows, options.given)
-            return ContinuousJob(self._batcher, self._tokenizer)
-        mode = options.mode
-        with jobs.translate_value_errors(options.generation):
+        mode = self._mode
+        with jobs.translate_value_errors(self._generation):
             config = generation_config(
                 params,
                 ends,
                 pad,
                 # On a GPU transformers would compile the steps of a static cache by default.
                 **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-                **options.lookup,
-                prefill_chunk_size=options.step,
-                **options.generation,
+                **self._lookup(),
+                prefill_chunk_size=self._step,
+                **self._generation,
             )
         job = TransformersJob(
             model=self._model,
@@ -172,8 +191,8 @@ class TransformersBackend:
             seed=params.seed,
             ends=ends,
             keywords={} if self._assistant is None else {"assistant_model": self._assistant},
-            drafts=options.speculative is not None,
-            passed=options.generation,
+            drafts=self._draft is not None,
+            passed=self._generation,
         )
         if mode:
             compile_job(job)
@@ -181,15 +200,11 @@ class TransformersBackend:
 
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
-        self._close_batcher()
-        self._options.check_embedding()
+        ignored = ("compile", "chunked_prefill", "speculative", *self._generation)
+        refuse_together("embed", self._options, ignored)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, _done: Result) -> Flops:
-        if isinstance(job, ContinuousJob):
-            return Flops.unknown(
-                "continuous batching runs in a thread that torch.utils.flop_counter does not see"
-            )
         return count_flops(self._model, job, self._tensor)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
@@ -205,32 +220,27 @@ class TransformersBackend:
                 self._torch.cuda.synchronize(index)
 
     def close(self) -> None:
-        self._close_batcher()
         del self._model, self._assistant
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
 
     def _apply_options(self) -> dict[str, Primitive]:
         """Load what options need besides the model. Returns what goes into the record."""
-        options = self._options
-        recorded: dict[str, Primitive] = {"batching": options.given.get("batching", "static")}
-        if options.mode:
-            recorded |= {"compile": options.mode, "compiled": "decoding steps"}
-        if options.quantization:
-            recorded |= describe_quantization(options.quantization, self._model)
-        if options.continuous:
-            recorded |= continuous.describe_settings(options.given)
-        if (lora := options.given.get("lora")) is not None:
+        recorded: dict[str, Primitive] = {"batching": "static"}
+        if self._mode:
+            recorded |= {"compile": self._mode, "compiled": "decoding steps"}
+        if quantization := self._options.get("quantization"):
+            recorded |= describe_quantization(quantization, self._model)
+        if (lora := self._options.get("lora")) is not None:
             recorded |= jobs.load_adapter(self._model, str(lora))
-        if options.speculative is not None and options.speculative.model is not None:
-            self._assistant, described = jobs.load_assistant(
-                options.speculative, self._model, options.generation
-            )
+        if self._draft is not None and self._draft.model is not None:
+            self._assistant, described = jobs.load_assistant(self._draft, self._model, self._generation)
             recorded |= described
-        return recorded | options.lookup
+        return recorded | self._lookup()
 
-    def _close_batcher(self) -> None:
-        """Free the cache of the last continuous batch."""
-        if self._batcher is not None:
-            self._batcher.close()
-            self._batcher = None
+    def _lookup(self) -> dict[str, Primitive]:
+        """Return what drafts from the prompt, for ``GenerationConfig`` and records."""
+        draft = self._draft
+        if draft is None or draft.method != PROMPT_LOOKUP:
+            return {}
+        return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}

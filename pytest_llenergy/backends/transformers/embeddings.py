@@ -33,11 +33,7 @@ def is_encoder(config: Any) -> bool:
 def prepare_embedding(
     model: Any, tokenizer: Any, texts: Sequence[str], params: EmbeddingParams, device: str
 ) -> EmbeddingJob:
-    """Prepare a padded batch.
-
-    Raises:
-        BackendError: A text has no tokens or too many.
-    """
+    """Prepare a padded batch."""
     rows = encode_prompts("transformers", lambda text: list(tokenizer(text)["input_ids"]), texts)
     lengths = [len(row) for row in rows]
     limits = (tokenizer.model_max_length, getattr(model.config, "max_position_embeddings", None))

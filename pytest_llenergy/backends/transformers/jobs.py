@@ -189,9 +189,6 @@ def load_assistant(
 
     ``passed`` are attributes of ``GenerationConfig`` that the test gives. Returns the model and what goes
     into the record.
-
-    Raises:
-        ModelError: It cannot be loaded.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -205,11 +202,7 @@ def load_assistant(
 
 
 def load_adapter(model: Any, directory: str) -> dict[str, Primitive]:
-    """Add a LoRA adapter to a model, unmerged. Returns what goes into the record.
-
-    Raises:
-        BackendError: It does not fit the model.
-    """
+    """Add a LoRA adapter to a model, unmerged. Returns what goes into the record."""
     try:
         model.load_adapter(directory)
     except (ValueError, RuntimeError, OSError, KeyError) as error:

@@ -1,28 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers: which combinations work; quantisation and compilation."""
+"""Load options of transformers: those that the backend sets; quantisation and compilation."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 from pytest_llenergy.backends.models import first_error_line
-from pytest_llenergy.backends.options import (
-    DEVICES,
-    DRAFT_MODEL,
-    PROMPT_LOOKUP,
-    SOURCE,
-    Speculative,
-    find_step_tokens,
-    select_options,
-)
-from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.transformers import SPEC
+from pytest_llenergy.backends.options import DEVICES, SOURCE
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
-from pytest_llenergy.record.record import Parallel
 
 _DRAFTING = "it is part of the load option speculative"
 _COUNTED = "outputs are counted as one sequence of tokens per prompt"
@@ -39,7 +27,6 @@ RESERVED: Mapping[str, str] = {
     "cache_implementation": "use cache of generate",
     **dict.fromkeys(("compile_config", "disable_compile"), "use the load option compile"),
     "prefill_chunk_size": "use the load option chunked_prefill",
-    "continuous_batching_config": "use batching, num_blocks and max_batch_tokens",
     **dict.fromkeys(("prompt_lookup_num_tokens", "max_matching_ngram_size"), _DRAFTING),
     **dict.fromkeys(("num_assistant_tokens", "is_assistant"), _DRAFTING),
     **dict.fromkeys(("num_return_sequences", "return_dict_in_generate", "stop_strings"), _COUNTED),
@@ -55,100 +42,11 @@ QUANTIZERS = {
 QUANTISES_ACTIVATIONS = ("int8dyn", "8bit")
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """The load options of a test.
-
-    Attributes:
-        given: All of them.
-        loading: Those that are passed on to ``from_pretrained``.
-        generation: Those that are passed on to ``GenerationConfig``.
-        speculative: How tokens are drafted; None if they are not.
-        step: Tokens of a step of the prefill; None for whole prompts.
-        mode: Mode of ``torch.compile``; None for none.
-        continuous: Whether requests join and leave a batch as they come and end.
-    """
-
-    given: Mapping[str, Any]
-    loading: Mapping[str, Any]
-    generation: Mapping[str, Any]
-    speculative: Speculative | None
-    step: int | None
-    mode: str | None
-    continuous: bool
-
-    @classmethod
-    def parse(cls, options: Mapping[str, Any], generation_names: Collection[str]) -> LoadOptions:
-        """Sort the load options.
-
-        Raises:
-            BackendError: A value is unknown, or this backend sets an option itself.
-        """
-        passed = select_options("transformers", options, SPEC.capabilities.options, RESERVED)
-        choices = {
-            "quantization": (None, *QUANTIZERS),
-            "batching": (None, "static", "continuous"),
-        }
-        for name, known in choices.items():
-            if options.get(name) not in known:
-                listed = ", ".join(known[1:])  # type: ignore[arg-type]
-                raise BackendError(f"transformers: {name} is {options[name]!r}, needs one of {listed}")
-        speculative = Speculative.parse("transformers", options)
-        if speculative is not None and speculative.method not in (DRAFT_MODEL, PROMPT_LOOKUP):
-            raise BackendError(f"transformers: speculative: it has no method {speculative.method}")
-        mode = options.get("compile")
-        return cls(
-            given=options,
-            loading={name: value for name, value in passed.items() if name not in generation_names},
-            generation={name: value for name, value in passed.items() if name in generation_names},
-            speculative=speculative,
-            step=find_step_tokens("transformers", options),
-            mode="reduce-overhead" if mode is True else mode or None,
-            continuous=options.get("batching") == "continuous",
-        )
-
-    @property
-    def quantization(self) -> str | None:
-        """Key of ``QUANTIZERS``."""
-        return self.given.get("quantization")
-
-    @property
-    def lookup(self) -> dict[str, Primitive]:
-        """What drafts from the prompt, for ``GenerationConfig`` and records; empty if nothing does."""
-        draft = self.speculative
-        if draft is None or draft.method != PROMPT_LOOKUP:
-            return {}
-        return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}
-
-    def check_degrees(self, degrees: Parallel) -> None:
-        """Raise ``BackendError`` for options that do not work on several devices."""
-        for kind in ("tensor", "placement"):
-            if (degree := getattr(degrees, kind)) > 1:
-                names = ("quantization", "compile", "batching", "speculative", "lora")
-                self._refuse(f"{kind}={degree}", names)
-
-    def check(self, params: GenerationParams) -> None:
-        """Raise ``BackendError`` for options and parameters that transformers would ignore in silence."""
-        if self.continuous:
-            also = [*self.generation, *params.extras]
-            also += ["cache"] if params.cache != "dynamic" else []
-            also += ["do_sample"] if params.do_sample else []
-            self._refuse("batching='continuous'", ("compile", "speculative", "chunked_prefill"), also)
-        if self.speculative and (self.step or params.num_beams > 1):
-            raise BackendError(
-                "transformers: speculative takes a whole prompt and makes one sequence; leave out "
-                "chunked_prefill and num_beams"
-            )
-
-    def check_embedding(self) -> None:
-        """Raise ``BackendError`` for options of generation, which embedding would ignore."""
-        names = ("batching", "compile", "chunked_prefill", "speculative")
-        self._refuse("embed", names, [*self.generation])
-
-    def _refuse(self, what: str, names: Collection[str], also: Collection[str] = ()) -> None:
-        given = [name for name in names if self.given.get(name) not in (None, False, "static")]
-        if found := ", ".join([*given, *also]):
-            raise BackendError(f"transformers: {what} does not work with {found}; leave one out")
+def refuse_together(what: str, options: Mapping[str, Any], names: Collection[str]) -> None:
+    """Raise ``BackendError`` for load options that would be ignored, or do not work, with something else."""
+    given = [name for name in names if options.get(name) not in (None, False)]
+    if given:
+        raise BackendError(f"transformers: {what} does not work with {', '.join(given)}; leave one out")
 
 
 def compile_config(mode: str) -> Any:
@@ -175,9 +73,6 @@ def compile_job(job: Any) -> None:
 
     Code compiled for earlier batches is dropped first: with it, torch would compile this batch for any shape,
     or after a few more not at all, and results would depend on earlier runs.
-
-    Raises:
-        BackendError: Nothing was compiled.
     """
     import torch
 
@@ -197,15 +92,13 @@ def compile_job(job: Any) -> None:
 def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
     """Return keywords for ``from_pretrained``, the device included: some quantised weights cannot be moved.
 
-    Args:
-        name: Key of ``QUANTIZERS``.
-        config: Config of the model.
-        dtype: Type of everything not quantised, and of the arithmetic; ``auto`` is that of the config.
-        device: Device of the weights.
+    ``dtype`` is that of everything not quantised, and of the arithmetic; ``auto`` is that of the config.
     """
     import torch
     import transformers
 
+    if name not in QUANTIZERS:
+        raise BackendError(f"transformers: quantization is {name!r}, needs one of {', '.join(QUANTIZERS)}")
     if QUANTIZERS[name] == "torchao":
         from torchao import quantization as torchao
 
@@ -224,11 +117,7 @@ def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> di
 
 
 def describe_quantization(name: str, model: Any) -> dict[str, Primitive]:
-    """Return the quantizer and the number of quantised layers.
-
-    Raises:
-        BackendError: There are none.
-    """
+    """Return the quantizer and the number of quantised layers."""
     package = QUANTIZERS[name]
     module = package.replace("-", ".")
     # A parameter is an instance of the weight's subclass, except for plain tensors.

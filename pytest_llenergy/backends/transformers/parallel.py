@@ -17,12 +17,7 @@ DEVICE_MAP = "balanced"
 
 
 def verify_placement(model: Any, n: int) -> dict[str, str]:
-    """Return which modules are on which device after loading, for the record.
-
-    Raises:
-        BackendError: The parameters are not all on ``n`` GPUs: accelerate leaves devices out for
-            small models, and moves what does not fit to the CPU or to disk, with a warning at most.
-    """
+    """Return which modules are on which device after loading, for the record."""
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     layout = "; ".join(
         f"{name}: {device}" for name, device in (getattr(model, "hf_device_map", None) or {}).items()
@@ -45,9 +40,6 @@ def check_degrees(config: Any, degrees: Parallel, label: str) -> None:
     """Check from the configuration alone that a model can be split, before any weight is read.
 
     transformers would load it and fail with a shape error in the first forward pass.
-
-    Raises:
-        BackendError: It cannot; names heads and KV heads.
     """
     tensor = degrees.tensor
     if tensor == 1:
@@ -98,11 +90,7 @@ def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
 
 
 def verify_shards(model: Any, context: RankContext) -> dict[str, int]:
-    """Return the number of parameters on this rank and in the whole model, for the record.
-
-    Raises:
-        BackendError: No parameter is sharded, or one is shared with ranks outside of this replica.
-    """
+    """Return the number of parameters on this rank and in the whole model, for the record."""
     from torch.distributed.tensor import DTensor
 
     tensor = context.parallel.tensor
@@ -147,10 +135,6 @@ def load_onto_devices(
     """Call ``loader.from_pretrained(path, **keywords)`` for the devices of the rank.
 
     Returns the model and what goes into the record.
-
-    Raises:
-        BackendError: The result is not as requested.
-        ValueError: Weights are not in the model's files.
     """
     degrees = context.parallel
     if degrees.tensor > 1:

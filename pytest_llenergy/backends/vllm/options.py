@@ -60,12 +60,7 @@ RESERVED: Mapping[str, str] = {
 
 
 def engine_keywords(options: Mapping[str, Any], *, on_cpu: bool) -> dict[str, Any]:
-    """Return the keywords of ``vllm.LLM`` for load options.
-
-    Raises:
-        BackendError: This backend sets one of them, or it is not possible on a CPU.
-        TypeError: A test gives a common option and what it sets.
-    """
+    """Return the keywords of ``vllm.LLM`` for load options."""
     if options.get("distributed_executor_backend") == "ray":
         raise BackendError(
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
