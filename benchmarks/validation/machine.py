@@ -12,8 +12,7 @@ from typing import Any
 
 from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.devices.inventory import read_inventory
-from pytest_llenergy.devices.nvml import Quantity, Session
-from pytest_llenergy.devices.probe import read_or_none
+from pytest_llenergy.devices.nvml import Quantity, Session, read_or_none
 from pytest_llenergy.devices.visibility import parse_visible_devices
 from pytest_llenergy.energy.meters.nvml import COUNTERS, POWERS
 from pytest_llenergy.errors import DeviceError, NoDriverError
