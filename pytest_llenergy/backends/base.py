@@ -30,7 +30,7 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Parallel
 from pytest_llenergy.record.timeline import Flops
 
-#: Kinds of parallelism, named like the fields of ``Parallel``.
+#: Kinds of parallelism: fields of ``Parallel``.
 Degree = Literal["data", "tensor", "pipeline", "placement"]
 DEGREES: tuple[Degree, ...] = ("data", "tensor", "pipeline", "placement")
 
@@ -42,17 +42,14 @@ class Capabilities:
     Attributes:
         launch: ``ranks`` if the plugin starts one process per device; ``backend`` if one process gets the
             devices of a replica and the library starts its own workers.
-        opaque: With ``launch="backend"``: one process gets all devices of the test and divides the work in a
-            way that cannot be seen from outside, so that the test has no degrees of parallelism.
-        hosts: With ``launch="backend"``, whether one model may be spread over several hosts. The plugin then
-            starts one rank on each; see ``RankContext.nodes``.
+        opaque: One process gets all devices of the test and divides the work in a way that cannot be seen
+            from outside, so that the test has no degrees of parallelism.
+        hosts: Whether one model may be spread over several hosts, each with a rank.
         framework: Library whose visible devices are checked before the model is loaded. Its process group is
             initialised when there are several ranks.
         process_group: Initialise the process group for a single rank as well.
-        preload: Modules that are slow to import and whose import has no side effects; imported before ranks
-            are forked.
-        placement: Layers of one model on several devices of one process. Not parallelism: the devices work in
-            turn.
+        preload: Modules to import before ranks are forked: slow ones, without side effects.
+        placement: Layers of one model on several devices of one process, which work in turn.
         tasks: Names in ``backends.tasks.TASKS``.
         options: Names of the load options.
         passes: Whether the backend passes other options on to its library, which may refuse them.
@@ -91,8 +88,8 @@ class Capabilities:
 
     def without_off(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the load options without ``prefix_cache=False``, which every backend does anyway."""
-        needless = {"prefix_cache": False} if "prefix_cache" not in self.options else {}
-        return {name: value for name, value in options.items() if needless.get(name) is not value}
+        is_off = "prefix_cache" not in self.options and options.get("prefix_cache") is False
+        return {name: value for name, value in options.items() if not (is_off and name == "prefix_cache")}
 
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""

@@ -45,7 +45,7 @@ def read_gguf(file: Path) -> Any:
 
 
 def read_gguf_field(file: Path, name: str) -> Any:
-    """Return a number or text of a file, such as ``context_length`` of its architecture, or None."""
+    """Return a number or text of a file, such as ``context_length`` of its architecture; None without it."""
     fields = read_gguf(file).fields
     kind = fields["general.architecture"].contents() if "general.architecture" in fields else None
     field = fields.get(name, fields.get(f"{kind}.{name}"))

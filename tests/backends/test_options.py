@@ -17,7 +17,6 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
-from pytest_llenergy.backends.transformers.options import QUANTIZERS
 from pytest_llenergy.errors import BackendError, ModelError
 from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
 from pytest_llenergy.plugin.handles.context import TestContext
@@ -49,7 +48,6 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
             ),
             ({"speculative": {"num_tokens": 3, "model": "./no"}}, "model './no': no such file"),
             ({"attention": "fast"}, 'attn_implementation="fast"` is not supported'),
-            ({"quantization": "int2"}, "quantization is 'int2', needs one of int8wo, int8dyn"),
             ({"lora": "/nowhere"}, "transformers: lora /nowhere: "),
             ({"no_repeat_ngram": 2}, "unexpected keyword argument 'no_repeat_ngram'"),
             (
@@ -248,20 +246,6 @@ class TestTransformers:
             assert int(ranks.info.options["lora_parameters"] or 0) > 0
         assert adapted.token_ids != plain.token_ids
 
-    @pytest.mark.parametrize("name", QUANTIZERS)
-    def test_quantised_layers_are_counted_in_the_record(self, name: str) -> None:
-        package = QUANTIZERS[name]
-        if not is_installed(package.replace("optimum-", "optimum.")):
-            pytest.skip(f"{package} is not installed")
-        dtype = "float16" if name == "8bit" else "bfloat16"
-        with LoadedRanks(dtype=dtype, quantization=name) as ranks:
-            generation, _ = ranks.generate(PROMPTS)
-        options = ranks.info.options
-        assert [len(ids) for ids in generation.token_ids] == [8, 8, 8]
-        assert ranks.info.dtype == dtype
-        # Two layers with seven matrices each; head and embedding are not quantised.
-        assert (options["quantization"], options["quantized_layers"]) == (name, 14)
-
     def test_a_model_whose_files_lack_weights_is_refused(self, tmp_path: Path) -> None:
         """transformers would make random ones."""
         whole = tmp_path / "whole"
@@ -290,7 +274,7 @@ class TestOthers:
         info = ranks.info
         assert info.precision is not None
         assert info.precision.kv_cache == "q8_0"
-        assert info.options["flash_attention"] == "enabled"
+        assert info.options["flash_attention"] == "flash"
         assert (info.options["n_batch"], info.options["n_ubatch"]) == (64, "n_batch, 32 at most")
 
     @pytest.mark.slow

@@ -122,8 +122,7 @@ class LlamaCppBackend:
         dtype = options.get("dtype")
         file = Path(model.location) if dtype is None else converted_gguf("llama-cpp", model, str(dtype))
         self._file, self._label = str(file), model.label
-        # Loaded once to print what it does, which would disturb a measurement; ``prepare`` loads it again.
-        described = self._server = self._serve(SMALLEST, describes=True)
+        self._server = self._serve(SMALLEST)
         weights = describe_gguf_weights(file)
         products = {ACTIVATIONS[kind] for kind in (weights or "").split(", ") if kind in ACTIVATIONS}
         return BackendInfo(
@@ -134,13 +133,13 @@ class LlamaCppBackend:
             precision=Precision(
                 weights=weights,
                 compute="float32",
-                kv_cache=described.kv_cache,
+                kv_cache=self._server.kv_cache,
                 activations=", ".join(sorted(products)) or "none",
             ),
             options={
                 **{name: str(value) for name, value in options.items()},
                 "prefix_caching": False,
-                "flash_attention": described.attention,
+                "flash_attention": str(options.get("attention", "auto")),
                 "threads": context.threads,
                 "device": "CPU",
                 # Set by ``_with_capacity`` for each batch, whose tokens are in the record.
@@ -188,17 +187,15 @@ class LlamaCppBackend:
             tokens=_round_up(max(lengths) + new),
             step=self._step or _round_up(sum(lengths)),
         )
-        if self._server is None or self._server.capacity != capacity or self._server.describes:
+        if self._server is None or self._server.capacity != capacity:
             self.close()
             self._server = self._serve(capacity)
         limit = int(self._server.request("GET", "/props")["default_generation_settings"]["n_ctx"])
         check_lengths("llama-cpp", lengths, new, limit)
         return self._server
 
-    def _serve(self, capacity: Capacity, *, describes: bool = False) -> LlamaServer:
-        return LlamaServer(
-            self._file, self._label, capacity, self._options, self._context, describes=describes
-        )
+    def _serve(self, capacity: Capacity) -> LlamaServer:
+        return LlamaServer(self._file, self._label, capacity, self._options, self._context)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("llama-cpp", self._tokens, texts)]

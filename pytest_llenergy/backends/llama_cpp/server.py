@@ -50,8 +50,8 @@ RESERVED = {
 #: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
 CONTEXT_STEP = 256
 
-#: Values of ``verbosity``: log errors only, or also what llama.cpp finds and decides while it loads a model.
-VERBOSITY_ERRORS, VERBOSITY_LOADING = 1, 4
+#: Value of ``verbosity``: log errors only.
+ERRORS_ONLY = 1
 
 
 @dataclass(frozen=True)
@@ -67,29 +67,17 @@ SMALLEST = Capacity(prompts=1, tokens=CONTEXT_STEP, step=CONTEXT_STEP)
 
 
 class LlamaServer:
-    """A loaded model.
+    """A loaded model, for batches of some capacity.
 
     Raises ``ModelError`` if llama.cpp cannot load it, or ``BackendError`` if it was given options.
-
-    Attributes:
-        kv_cache: The types of its cache, with ``describes``.
-        attention: Whether flash attention runs, with ``describes``.
     """
 
     def __init__(
-        self,
-        file: str,
-        label: str,
-        capacity: Capacity,
-        options: Mapping[str, Any],
-        context: RankContext,
-        *,
-        describes: bool = False,
+        self, file: str, label: str, capacity: Capacity, options: Mapping[str, Any], context: RankContext
     ) -> None:
         import xllamacpp
 
         self.capacity = capacity
-        self.describes = describes
         # Accessible to this user only: no port is open.
         self.directory: str = tempfile.mkdtemp(prefix="llenergy-llama-", dir=context.scratch)
         self._path = str(Path(self.directory) / "s.sock")
@@ -97,20 +85,19 @@ class LlamaServer:
             params = _server_parameters(options, capacity, context.threads)
             params.model.path = file
             params.hostnames = [self._path]
-            params.verbosity = VERBOSITY_LOADING if describes else VERBOSITY_ERRORS
+            #: The types of its cache.
+            self.kv_cache = list_types(
+                Counter([_type_of(params.cache_type_k), _type_of(params.cache_type_v)])
+            )
             with captured_log(2, self.directory) as log:
                 try:
                     self._server: Any = xllamacpp.Server(params)
                 except RuntimeError as error:
-                    found = _await_log(log, r"^\S+ E (.*)")[0]
                     given = show_options(options)
                     what = f"llama.cpp cannot load it{f' with {given}' if given else ''}"
-                    reason = found[1].strip() if found else str(error)
                     raise (BackendError if given else ModelError)(
-                        f"model {label}: {what} ({reason})"
+                        f"model {label}: {what} ({_await_error(log) or error})"
                     ) from error
-                if describes:
-                    self._read_log(log)
             # Answered by the server's loop. Closing before the loop has started would wait for it for ever.
             with suppress(BackendError):
                 self.request("GET", "/slots")
@@ -118,15 +105,6 @@ class LlamaServer:
             # No other code knows of the directory yet.
             self.close()
             raise
-
-    def _read_log(self, log: Path) -> None:
-        cache, flash = _await_log(
-            log,
-            r"llama_kv_cache: size = .*K \((\w+)\).*V \((\w+)\)",
-            r"(?:Flash Attention|flash_attn +=) (enabled|disabled)",
-        )
-        self.kv_cache = list_types(Counter(cache.groups())) if cache else None
-        self.attention = flash[1] if flash else None
 
     def request(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
         """Send a request, such as to ``/completion``, and return the decoded answer."""
@@ -179,6 +157,7 @@ def _server_parameters(options: Mapping[str, Any], capacity: Capacity, threads: 
     if lora := options.get("lora"):
         params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
     params.ui = False
+    params.verbosity = ERRORS_ONLY
     params.n_threads_http = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_gpu_layers = 0
@@ -208,12 +187,17 @@ def _set_parameter(params: Any, name: str, value: object) -> None:
         raise BackendError(f"llama-cpp: {name} is {value!r}: {error}{known}") from error
 
 
-def _await_log(log: Path, *patterns: str) -> list[re.Match[str] | None]:
-    """Return where each pattern matches, as soon as all of them do; None for those that do not in time."""
+def _type_of(value: Any) -> str:
+    """Return the name of a type in records: ``q8_0`` for ``GGML_TYPE_Q8_0``."""
+    return str(value.name).removeprefix("GGML_TYPE_").lower()
+
+
+def _await_error(log: Path) -> str | None:
+    """Return the first error among messages such as ``0.00.037.234 E gguf_init_from_reader: failed to …``."""
+    # It prints in a thread of its own.
     deadline = time.monotonic() + LOG_TIMEOUT_S
-    while True:
-        text = log.read_text(errors="replace")
-        found = [re.search(pattern, text, re.MULTILINE) for pattern in patterns]
-        if all(found) or time.monotonic() > deadline:
-            return found
+    while time.monotonic() < deadline:
+        if found := re.search(r"^\S+ E (.*)", log.read_text(errors="replace"), re.MULTILINE):
+            return found[1].strip()
         time.sleep(LOG_POLL_S)
+    return None

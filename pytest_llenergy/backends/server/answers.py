@@ -7,20 +7,19 @@ request has failed, or the times of its tokens are unknown; nothing that was gue
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
+
+import msgspec
 
 from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Stream
 from pytest_llenergy.backends.server.events import iterate_events, join_texts, parse_json
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.secrets import hide_keys
 from pytest_llenergy.record.timeline import RequestTimeline
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 END_OF_STREAM = b"[DONE]"
 
@@ -39,6 +38,50 @@ REMEDIES = {
     "403": "does the API key allow it? OPENAI_API_KEY, or the variable that --energy-server-key-env names",
     "404": NAME_IT,
 }
+
+PAGE = "answered with an HTML page; is this a server with the OpenAI API?"
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[Count] | None = None
+    finish_reason: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timings(msgspec.Struct):
+    predicted_n: Count | None = None
+
+
+class _Event(msgspec.Struct):
+    """What is read of a chunk of the OpenAI API, with the counts of llama.cpp in ``timings``."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
 
 
 class FailedRequestError(BackendError):
@@ -84,52 +127,73 @@ class _Chunk:
     """A chunk of an answer. ``so_far`` are the tokens up to here, if the server reports them."""
 
     time_ns: int
-    text: str = ""
-    thought: str = ""
-    ids: tuple[int, ...] = ()
-    so_far: int | None = None
-    finish: str | None = None
+    text: str
+    thought: str
+    ids: Sequence[int]
+    so_far: int | None
+    finish: str | None
 
     @property
     def has_text(self) -> bool:
         return bool(self.text or self.thought)
 
 
+def _read_chunk(time_ns: int, event: _Event) -> _Chunk | None:
+    """Return what the first choice of an event holds; None if it has none."""
+    if not event.choices:
+        return None
+    choice = event.choices[0]
+    delta = choice.delta or _Delta()
+    content = delta.content or ""
+    if isinstance(content, list):
+        content = "".join(part.text or "" for part in content)
+    tokens = event.timings.predicted_n if event.timings else None
+    if tokens is None and event.usage:
+        tokens = event.usage.completion_tokens
+    return _Chunk(
+        time_ns=time_ns,
+        text=choice.text or content,
+        thought=delta.reasoning_content or delta.reasoning or ("tool" if delta.tool_calls else ""),
+        ids=choice.token_ids or (),
+        # Some report 0 until the end.
+        so_far=tokens or None,
+        finish=choice.finish_reason,
+    )
+
+
+def _read_chunks(reads: Sequence[tuple[int, bytes]]) -> list[_Chunk]:
+    """Return the chunks that can be read."""
+    chunks = []
+    for time_ns, data in iterate_events(reads):
+        with suppress(ValueError):
+            chunks.append(_read_chunk(time_ns, msgspec.convert(parse_json(data), _Event)))
+    return [chunk for chunk in chunks if chunk is not None]
+
+
 def answer_text(stream: Stream) -> str:
     """Return the text of an answer as far as it can be read; faults of the stream are for ``read_answer``."""
-    chunks = []
-    for time_ns, data in iterate_events(stream.reads):
-        with suppress(ValueError):
-            chunks.append(_read_chunk(time_ns, parse_json(data)))
-    return join_texts([chunk.text for chunk in chunks if chunk is not None])
+    return join_texts([chunk.text for chunk in _read_chunks(stream.reads)])
 
 
 def has_tokens_after(stream: Stream, time_ns: int) -> bool:
     """Return whether a stream, which may go on, has text or reasoning that arrived after a time."""
-    late = [read for read in stream.reads if read[0] > time_ns]
     # Begins in the middle of an event perhaps, which is left out.
-    for at_ns, data in iterate_events(late):
-        with suppress(ValueError):
-            chunk = _read_chunk(at_ns, parse_json(data))
-            if chunk is not None and chunk.has_text:
-                return True
-    return False
+    late = [read for read in stream.reads if read[0] > time_ns]
+    return any(chunk.has_text for chunk in _read_chunks(late))
 
 
 def read_answer(stream: Stream, name: str) -> Answer:
-    """Read the answer of one request, whose name is for messages."""
-    _check_status(stream, name)
-    try:
-        return _read_stream(stream, name)
-    except ValueError as error:
-        raise FailedRequestError(
-            f"server: {name}: its stream does not follow the OpenAI API ({error})"
-        ) from None
+    """Read the answer of one request, whose name is for messages.
 
-
-def _read_stream(stream: Stream, name: str) -> Answer:
+    Raises:
+        FailedRequestError: This request failed, or its answer cannot be used.
+    """
+    if stream.status == 0:
+        raise FailedRequestError(f"server: {name}: no answer ({stream.broke})")
+    if stream.status != 200:
+        raise FailedRequestError(f"server: {name}: {explain_status(stream)}", stream.status)
     chunks: list[_Chunk] = []
-    usage: Mapping[str, Any] = {}
+    usage: _Usage | None = None
     # Chunks before the usage.
     counted = 0
     is_whole = False
@@ -137,111 +201,29 @@ def _read_stream(stream: Stream, name: str) -> Answer:
         if data == END_OF_STREAM:
             is_whole = True
             break
-        try:
-            event = parse_json(data)
-        except ValueError as error:
-            shown = show_line(data.decode(errors="replace"))[:80]
-            raise FailedRequestError(f"server: {name}: a chunk is not JSON ({error}): {shown}") from None
-        _check_error(event, data, name)
+        event = _read_event(data, name)
         chunk = _read_chunk(time_ns, event)
         if chunk is not None:
             chunks.append(chunk)
-        if reported := _member(event, "usage", dict):
-            usage, counted = reported, len(chunks)
+        if event.usage is not None and event.usage.completion_tokens is not None:
+            usage, counted = event.usage, len(chunks)
     finish = next((chunk.finish for chunk in reversed(chunks) if chunk.finish), None)
     if stream.broke or not (is_whole or (finish and usage)):
         if not chunks and not stream.broke:
             raise FailedRequestError(f"server: {name}: {_no_stream(stream)}")
-        why = stream.broke or "no [DONE]"
         number = f"{len(chunks)} chunk{'s' if len(chunks) != 1 else ''}"
+        why = stream.broke or "no [DONE]"
         raise FailedRequestError(f"server: {name}: the stream broke off after {number} ({why})")
-    later = sum(chunk.has_text for chunk in chunks[counted:])
-    if usage and later:
-        raise FailedRequestError(
-            f"server: {name}: usage counts {usage.get('completion_tokens')} tokens, and {later} chunks with "
-            "text come after it; the usage must be that of the whole answer",
-            is_wrong=True,
-        )
-    return _build_answer(stream, chunks, usage, finish, name)
-
-
-def _no_stream(stream: Stream) -> str:
-    """Return what came in place of a stream of events."""
-    body = stream.body().lstrip()
-    if stream.media == "text/html" or body[:1] == "<":
-        return f"{stream.path} answered with an HTML page; is this a server with the OpenAI API?"
-    if stream.media == "application/json" or body[:1] == "{":
-        said = f": {error_text(body)}" if '"error"' in body else ""
-        return f"{stream.path} answered with JSON and no stream; the server must support stream=true{said}"
-    return (
-        f"{stream.path} answered with no event ({stream.media or 'no content type'}: {show_line(body)[:80]})"
-    )
-
-
-def _read_chunk(time_ns: int, event: Any) -> _Chunk | None:
-    """Return what the first choice of an event holds; None if it has none."""
-    choices = _member(event, "choices", list)
-    if not choices:
-        return None
-    choice = choices[0]
-    delta = _member(choice, "delta", dict) or {}
-    tokens = (_member(event, "timings", dict) or {}).get("predicted_n")
-    if tokens is None:
-        tokens = (_member(event, "usage", dict) or {}).get("completion_tokens")
-    content = delta.get("content")
-    if isinstance(content, list):
-        content = "".join(_member(part, "text", str) or "" for part in content)
-    thought = _member(delta, "reasoning_content", str) or _member(delta, "reasoning", str) or ""
-    return _Chunk(
-        time_ns=time_ns,
-        text=_member(choice, "text", str) or _member({"content": content}, "content", str) or "",
-        thought=thought or ("tool" if delta.get("tool_calls") else ""),
-        ids=tuple(_member(choice, "token_ids", list) or ()),
-        # Some report 0 until the end.
-        so_far=tokens if _is_count(tokens) and tokens else None,
-        finish=_member(choice, "finish_reason", str),
-    )
-
-
-def _member(value: Any, name: str, kind: type) -> Any:
-    """Return a member of an object; None if it is missing or null."""
-    if not isinstance(value, dict):
-        raise ValueError(f"{_kind(value)} in place of an object")
-    found = value.get(name)
-    if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
-        raise ValueError(f"{name} is {_kind(found)}")
-    return found
-
-
-def _kind(value: object) -> str:
-    return show_line(repr(value))[:60]
-
-
-def _build_answer(
-    stream: Stream, chunks: Sequence[_Chunk], usage: Mapping[str, Any], finish: str | None, name: str
-) -> Answer:
-    produced, prompt_tokens = usage.get("completion_tokens"), usage.get("prompt_tokens")
-    if not (_is_count(produced) and _is_count(prompt_tokens)):
+    produced = usage.completion_tokens if usage else None
+    if usage is None or produced is None or usage.prompt_tokens is None:
         raise FailedRequestError(
             f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must support "
             "stream_options.include_usage",
             is_wrong=True,
         )
-    if produced < 1:
-        raise FailedRequestError(f"server: {name}: no tokens were produced")
+    _check_usage(chunks, produced, sum(chunk.has_text for chunk in chunks[counted:]), name)
+    counts, doubt = _count_tokens(chunks, produced, finish)
     with_text = [chunk for chunk in chunks if chunk.has_text]
-    if not with_text:
-        raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
-    # One token may end the reasoning and begin the answer, in a chunk each.
-    switches = sum(bool(a.text) != bool(b.text) for a, b in pairwise(with_text))
-    texts = len(with_text) - switches
-    if texts > produced:
-        raise FailedRequestError(
-            f"server: {name}: usage counts {produced} tokens, but {len(with_text)} chunks have text; the "
-            "usage must be that of the whole answer",
-            is_wrong=True,
-        )
-    counts, doubt = _count_tokens(chunks, texts, produced, finish)
     token_ns: tuple[int, ...] = ()
     chunk_ns: tuple[int, ...] = ()
     if counts is not None:
@@ -249,22 +231,20 @@ def _build_answer(
         token_ns = tuple(chunk.time_ns for chunk, count in pairs for _ in range(count))
         if max(counts) > 1:
             chunk_ns = tuple(chunk.time_ns for chunk, count in pairs if count)
-    cached = (_member(usage, "prompt_tokens_details", dict) or {}).get("cached_tokens")
-    if not (cached is None or _is_count(cached)):
-        raise ValueError(f"cached_tokens is {_kind(cached)}")
     ids = [token for chunk in chunks for token in chunk.ids]
+    details = usage.prompt_tokens_details
     return Answer(
         text=join_texts([chunk.text for chunk in chunks]),
-        token_ids=ids if len(ids) == produced and all(map(_is_count, ids)) else [],
+        token_ids=ids if len(ids) == produced else [],
         request=RequestTimeline(
-            input_tokens=prompt_tokens,
+            input_tokens=usage.prompt_tokens,
             output_tokens=produced,
             start_ns=stream.sent_ns,
             first_token_ns=token_ns[0] if token_ns else with_text[0].time_ns,
             last_token_ns=token_ns[-1] if token_ns else with_text[-1].time_ns,
             token_ns=token_ns,
             chunk_ns=chunk_ns,
-            cached_tokens=cached,
+            cached_tokens=details.cached_tokens if details else None,
         ),
         exact=counts is not None and max(counts) <= 1,
         finish=finish,
@@ -272,17 +252,59 @@ def _build_answer(
     )
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _read_event(data: bytes, name: str) -> _Event:
+    """Return an event of the API. Raises ``FailedRequestError`` for anything else, and for an error."""
+    text = data.decode(errors="replace")
+    try:
+        event = parse_json(text)
+    except ValueError as error:
+        shown = show_line(text)[:80]
+        raise FailedRequestError(f"server: {name}: a chunk is not JSON ({error}): {shown}") from None
+    # A null error is none.
+    if isinstance(event, dict) and (fault := event.get("error")):
+        # vLLM and llama.cpp give the status, others a word.
+        code = fault.get("code") if isinstance(fault, dict) else None
+        said = error_text(text)
+        raise FailedRequestError(f"server: {name}: {said}", code if type(code) is int else 0)
+    try:
+        return msgspec.convert(event, _Event)
+    except msgspec.ValidationError as error:
+        raise FailedRequestError(
+            f"server: {name}: its stream does not follow the OpenAI API ({error})"
+        ) from None
+
+
+def _check_usage(chunks: Sequence[_Chunk], produced: int, later: int, name: str) -> None:
+    """Check that the usage is that of the whole answer; ``later`` chunks with text came after it."""
+    with_text = sum(chunk.has_text for chunk in chunks)
+    fault = None
+    if later:
+        fault = f"usage counts {produced} tokens, and {later} chunks with text come after it"
+    elif produced < 1:
+        raise FailedRequestError(f"server: {name}: no tokens were produced")
+    elif not with_text:
+        raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
+    elif _count_own(chunks) > produced:
+        fault = f"usage counts {produced} tokens, but {with_text} chunks have text"
+    if fault is not None:
+        raise FailedRequestError(
+            f"server: {name}: {fault}; the usage must be that of the whole answer", is_wrong=True
+        )
+
+
+def _count_own(chunks: Sequence[_Chunk]) -> int:
+    """Return how many chunks have a token of their own."""
+    with_text = [chunk for chunk in chunks if chunk.has_text]
+    # One token may end the reasoning and begin the answer, in a chunk each.
+    return len(with_text) - sum(bool(a.text) != bool(b.text) for a, b in pairwise(with_text))
 
 
 def _count_tokens(
-    chunks: Sequence[_Chunk], texts: int, produced: int, finish: str | None
+    chunks: Sequence[_Chunk], produced: int, finish: str | None
 ) -> tuple[list[int] | None, str | None]:
     """Return the number of tokens in each chunk, None if unknown, and what contradicts.
 
-    A token without text, such as the one that ends the sequence, counts in the last chunk. ``texts`` is the
-    number of chunks that have a token of their own.
+    A token without text, such as the one that ends the sequence, counts in the last chunk.
     """
     if all(chunk.so_far is not None for chunk in chunks if chunk.has_text):
         counts, before = [], 0
@@ -292,7 +314,7 @@ def _count_tokens(
                 return None, f"a chunk counts {now} tokens so far, after {before} and of {produced}"
             counts.append(now - before)
             before = now
-        if texts > before:
+        if (texts := _count_own(chunks)) > before:
             return None, f"{texts} chunks have text, and the last one counts {before} tokens so far"
         if produced - before > 1:
             # Nothing tells when tokens without text came.
@@ -305,6 +327,19 @@ def _count_tokens(
     if sum(counts) == produced - 1 and finish == "stop" and not chunks[-1].has_text:
         return [*counts[:-1], 1], None
     return None, None
+
+
+def _no_stream(stream: Stream) -> str:
+    """Return what came in place of a stream of events."""
+    body = stream.body().lstrip()
+    if stream.media == "text/html" or body[:1] == "<":
+        return f"{stream.path} {PAGE}"
+    if stream.media == "application/json" or body[:1] == "{":
+        said = f": {error_text(body)}" if '"error"' in body else ""
+        return f"{stream.path} answered with JSON and no stream; the server must support stream=true{said}"
+    return (
+        f"{stream.path} answered with no event ({stream.media or 'no content type'}: {show_line(body)[:80]})"
+    )
 
 
 def check_lengths(
@@ -336,14 +371,6 @@ def check_lengths(
         raise FailedRequestError(f"server: {name}: {fault}", is_wrong=True)
 
 
-def _check_status(stream: Stream, name: str) -> None:
-    status = stream.status
-    if status == 0:
-        raise FailedRequestError(f"server: {name}: no answer ({stream.broke})")
-    if status != 200:
-        raise FailedRequestError(f"server: {name}: {explain_status(stream)}", status)
-
-
 def explain_status(stream: Stream) -> str:
     """Return status, place and message of a refusal, and what to do about it."""
     where = f" to {show_line(stream.location)}" if stream.location else ""
@@ -366,15 +393,3 @@ def error_text(body: str) -> str:
 def show_line(text: str) -> str:
     """Return a text of a server in one line of limited length, without keys."""
     return " ".join(join_texts([hide_keys(text)]).split())[:MAX_ERROR_CHARACTERS]
-
-
-def _check_error(event: Any, data: bytes, name: str) -> None:
-    """Raise ``FailedRequestError`` if an event is an error; a null error is none."""
-    error = event.get("error") if isinstance(event, dict) else None
-    if not error:
-        return
-    # vLLM and llama.cpp give the status, others a word.
-    code = error.get("code") if isinstance(error, dict) else None
-    raise FailedRequestError(
-        f"server: {name}: {error_text(data.decode(errors='replace'))}", code if _is_count(code) else 0
-    )

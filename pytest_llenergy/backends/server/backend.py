@@ -107,7 +107,7 @@ class ServerBackend:
         return LoadJob(endpoint, requests, params, encoder, reopen)
 
     def count_tokens(self, texts: Sequence[str], endpoint: str = "completions") -> list[int]:
-        """Return the tokens of each text as a prompt: as the server says, else from the usage of a request."""
+        """Return the tokens of each text as a prompt, as the server tells or counts in a request."""
         server = self._endpoint
         server.check_offered(endpoint)
         encoder = Encoder(server.model, server.dialect, GenerationParams(max_new_tokens=1), endpoint=endpoint)

@@ -31,7 +31,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 
 def read_messages(row: Mapping[str, Any]) -> Row:
-    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: prompts, and the lengths of answers."""
+    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: what users say, and their answers."""
     messages = row.get("messages", row.get("conversations"))
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise LLEnergyError("messages must be a list of objects")

@@ -19,9 +19,7 @@ SPEC = BackendSpec(
         placement=True,
         gpu=True,
         tasks=("generate", "embed"),
-        options=(
-            *("dtype", "quantization", "attention", "chunked_prefill", "speculative", "lora", "compile"),
-        ),
+        options=(*("dtype", "attention", "chunked_prefill", "speculative", "lora", "compile"),),
         passes=True,
         sampling=("num_beams", "repetition_penalty", "min_p"),
         caches=("dynamic", "static"),

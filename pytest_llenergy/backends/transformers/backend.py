@@ -25,12 +25,9 @@ from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare
 from pytest_llenergy.backends.transformers.flops import count_flops
 from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
 from pytest_llenergy.backends.transformers.options import (
-    QUANTISES_ACTIVATIONS,
     RESERVED,
     compile_config,
     compile_job,
-    describe_quantization,
-    quantization_keywords,
     refuse_together,
 )
 from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
@@ -70,7 +67,7 @@ class TransformersBackend:
         self._mode = "reduce-overhead" if mode is True else mode or None
         for kind in ("tensor", "placement"):
             if (degree := getattr(context.parallel, kind)) > 1:
-                alone = ("quantization", "compile", "speculative", "lora")
+                alone = ("quantization_config", "compile", "speculative", "lora")
                 refuse_together(f"{kind}={degree}", options, alone)
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
@@ -103,14 +100,14 @@ class TransformersBackend:
         counts: Counter[str] = Counter()
         for each in self._model.parameters():
             counts[str(each.dtype)] += each.numel()
-        # Quantised parameters pretend to have the type of the arithmetic.
-        quantised = self._options.get("quantization")
+        # Quantised parameters may pretend to have the type of the arithmetic.
+        quantizer = getattr(self._model, "hf_quantizer", None)
+        method = quantizer and str(getattr(quantizer.quantization_config, "quant_method", "quantised"))
         return Precision(
-            weights=", ".join(filter(None, (quantised, list_types(counts)))),
-            # bitsandbytes multiplies in float16 whatever the other types.
-            compute="float16" if quantised == "8bit" else dtype,
+            weights=", ".join(filter(None, (method, list_types(counts)))),
+            compute=dtype,
             kv_cache=dtype if self._generates else None,
-            activations="int8" if quantised in QUANTISES_ACTIVATIONS else "none",
+            activations=None if method else "none",
         )
 
     def _read(
@@ -126,8 +123,9 @@ class TransformersBackend:
         keywords: dict[str, Any] = {"dtype": dtype}
         if (attention := self._options.get("attention")) is not None:
             keywords["attn_implementation"] = attention
-        if (quantization := self._options.get("quantization")) is not None:
-            keywords |= quantization_keywords(quantization, config, dtype, self._device)
+        if "quantization_config" in loading:
+            # Some quantised weights cannot be moved.
+            keywords["device_map"] = {"": self._device}
         self._generates = not is_encoder(config)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
         kind = AutoModelForCausalLM if self._generates else AutoModel
@@ -229,8 +227,6 @@ class TransformersBackend:
         recorded: dict[str, Primitive] = {"batching": "static"}
         if self._mode:
             recorded |= {"compile": self._mode, "compiled": "decoding steps"}
-        if quantization := self._options.get("quantization"):
-            recorded |= describe_quantization(quantization, self._model)
         if (lora := self._options.get("lora")) is not None:
             recorded |= jobs.load_adapter(self._model, str(lora))
         if self._draft is not None and self._draft.model is not None:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options of transformers: those that the backend sets; quantisation and compilation."""
+"""Load options of transformers: those that the backend sets, and compilation."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from importlib.metadata import version
 from typing import Any
 
 from pytest_llenergy.backends.models import first_error_line
 from pytest_llenergy.backends.options import DEVICES, SOURCE
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.base import Primitive
 
 _DRAFTING = "it is part of the load option speculative"
 _COUNTED = "outputs are counted as one sequence of tokens per prompt"
@@ -32,14 +30,6 @@ RESERVED: Mapping[str, str] = {
     **dict.fromkeys(("num_return_sequences", "return_dict_in_generate", "stop_strings"), _COUNTED),
     **dict.fromkeys(("pad_token_id", "use_cache", "max_time"), _COUNTED),
 }
-
-#: Values of ``quantization`` with the package that each needs. ``int8dyn`` and ``8bit`` also quantise
-#: activations while the model runs.
-QUANTIZERS = {
-    **{"int8wo": "torchao", "int8dyn": "torchao", "int8": "optimum-quanto"},
-    **{"8bit": "bitsandbytes", "nf4": "bitsandbytes"},
-}
-QUANTISES_ACTIVATIONS = ("int8dyn", "8bit")
 
 
 def refuse_together(what: str, options: Mapping[str, Any], names: Collection[str]) -> None:
@@ -87,42 +77,3 @@ def compile_job(job: Any) -> None:
             "transformers: compile: generate compiled nothing; it does with cache='static', one beam and "
             "most architectures"
         )
-
-
-def quantization_keywords(name: str, config: Any, dtype: str, device: str) -> dict[str, Any]:
-    """Return keywords for ``from_pretrained``, the device included: some quantised weights cannot be moved.
-
-    ``dtype`` is that of everything not quantised, and of the arithmetic; ``auto`` is that of the config.
-    """
-    import torch
-    import transformers
-
-    if name not in QUANTIZERS:
-        raise BackendError(f"transformers: quantization is {name!r}, needs one of {', '.join(QUANTIZERS)}")
-    if QUANTIZERS[name] == "torchao":
-        from torchao import quantization as torchao
-
-        kind = {"int8wo": "Int8WeightOnlyConfig", "int8dyn": "Int8DynamicActivationInt8WeightConfig"}[name]
-        settings: Any = transformers.TorchAoConfig(getattr(torchao, kind)())
-    elif name == "int8":
-        settings = transformers.QuantoConfig(weights="int8")
-    elif name == "8bit":
-        settings = transformers.BitsAndBytesConfig(load_in_8bit=True)
-    else:
-        compute = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
-        settings = transformers.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=compute or torch.float32
-        )
-    return {"quantization_config": settings, "device_map": {"": device}}
-
-
-def describe_quantization(name: str, model: Any) -> dict[str, Primitive]:
-    """Return the quantizer and the number of quantised layers."""
-    package = QUANTIZERS[name]
-    module = package.replace("-", ".")
-    # A parameter is an instance of the weight's subclass, except for plain tensors.
-    kinds = ((type(each), type(each.weight)) for each in model.modules() if hasattr(each, "weight"))
-    layers = sum(any(f"{kind.__module__}.".startswith(f"{module}.") for kind in pair) for pair in kinds)
-    if layers == 0:
-        raise BackendError(f"transformers: {package} quantised no layer of this model")
-    return {"quantizer": f"{package} {version(package)}", "quantized_layers": layers}

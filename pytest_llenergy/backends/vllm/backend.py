@@ -44,15 +44,9 @@ RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTE
 
 @dataclass
 class VllmJob:
-    """A batch of token ids, submitted at once.
+    """A batch of token ids, submitted at once. ``reuses`` says whether the test allows the prefix cache.
 
-    Attributes:
-        sampling: The parameters of each prompt.
-        lora: The adapter of every request; None for none.
-        reuses: Whether the test allows the prefix cache.
-
-    The loop is that of ``LLM.generate``, which steps until nothing is left to do, but keeps the outputs of
-    every step instead of the last.
+    The loop is that of ``LLM.generate``, but keeps the outputs of every step instead of the last.
     """
 
     engine: Any
