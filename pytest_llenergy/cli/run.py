@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.energy.window_meters import LocalWindows
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.lifetime import ENDS_ALL
-    from pytest_llenergy.ranks.proctree import adopting_orphans, kill_children
+    from pytest_llenergy.ranks.proctree import become_subreaper, kill_children
     from pytest_llenergy.record.record import Metric
     from pytest_llenergy.record.text import format_time
 
@@ -97,9 +97,11 @@ def run(args: argparse.Namespace) -> int:
     meters = LocalWindows(open_selection(args, whole_host=False))
     measuring = Measuring([meters])
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
-    with ExitStack() as last, Child() as child, adopting_orphans():
+    with ExitStack() as last, Child() as child:
+        become_subreaper()
         if ENDS_ALL in os.environ:
             last.callback(kill_children)
+        last.callback(become_subreaper, on=False)
         measuring.start()
         try:
             started = datetime.now(timezone.utc)

@@ -91,7 +91,7 @@ class LoadedBackend:
         Raises:
             LLEnergyError: If a rank does not start or load the model.
         """
-        load = Load.from_options(self.spec, self.model, self.options)
+        load = Load(self.spec, self.model, self.options)
         return self.pool.get_loaded(self.plan(degrees), load)
 
     def generate(
@@ -111,7 +111,7 @@ class LoadedBackend:
 
     def call(self, function: Callable[..., Any], **arguments: Any) -> Any:
         """Call a function in a rank without a model, with the arguments for loading the backend."""
-        load = Load.from_options(self.spec, self.model, self.options).payload()
+        load = Load(self.spec, self.model, self.options).payload()
         context = RankContext(devices=self.plan().ranks[0].devices, threads=self.threads)
         given = {**load, "context": context, **arguments}
         workload = call_workload(self.pool.get_ranks(self.plan()), function, (), given, self.timeout_s)

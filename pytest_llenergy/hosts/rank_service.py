@@ -35,7 +35,7 @@ from pytest_llenergy.hosts.agent import AgentContext
 from pytest_llenergy.hosts.meeting import Offer, find_routes, listen
 from pytest_llenergy.hosts.rank_stream import relay
 from pytest_llenergy.hosts.wire import Hello
-from pytest_llenergy.ranks.host import RankLog, StartMethod
+from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.record.record import BoardSettings, Flag
 
@@ -79,7 +79,8 @@ class RankService:
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._host: LocalHost | None = None
-        self._logs: dict[str, dict[int, RankLog]] = {}
+        #: By group and number: what returns the last lines of a rank.
+        self._tails: dict[str, dict[int, Callable[[], list[str]]]] = {}
         #: Listens for the other hosts of a group.
         self._meetings: dict[str, socket.socket] = {}
         self._holding: Held | None = None
@@ -101,7 +102,7 @@ class RankService:
             "find_routes": lambda offer: find_routes(msgspec.convert(offer, Offer)),
             "start": self._start,
             "exit_code": lambda group, pid: self._local.exit_code(group, pid),
-            "tail": lambda group, rank: self._logs[group][rank].tail(),
+            "tail": lambda group, rank: self._tails[group][rank](),
             "write_stacks": lambda group: self._local.write_stacks(group),
             "kill": self._kill,
             "usable_cpus": lambda: list(usable_cpus()),
@@ -219,21 +220,22 @@ class RankService:
         lease = () if self._holding is None else self._holding.lend_descriptors()
         with _failures_in_one_line():
             started = self._local.start(group, rank, variables, boot, lease, python)
-        self._logs.setdefault(group, {})[rank] = started.log
+        self._tails.setdefault(group, {})[rank] = started.tail
         connection = self._context.connect(Hello("rank", self._context.slot, group, rank))
-        arguments = (started.connection, connection, started.log.mark)
-        threading.Thread(target=relay, args=arguments, name=f"rank{rank}", daemon=True).start()
+        ends = (started.connection, connection)
+        threading.Thread(target=relay, args=ends, name=f"rank{rank}", daemon=True).start()
         return [started.pid, started.forked]
 
     def _offer_meeting(self, group: str) -> Any:
         self._meetings[group], offer = listen()
         return msgspec.to_builtins(offer)
 
-    def _kill(self, group: str) -> list[int]:
+    def _kill(self, group: str) -> None:
         if (meeting := self._meetings.pop(group, None)) is not None:
             meeting.close()
-        self._logs.pop(group, None)
-        return [] if self._host is None else self._host.kill(group)
+        self._tails.pop(group, None)
+        if self._host is not None:
+            self._host.kill(group)
 
 
 @contextmanager

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.transport import set_time_limit
 
 
-def relay(near: Connection, far: Connection, mark_log: Callable[[], None]) -> None:
+def relay(near: Connection, far: Connection) -> None:
     """Pass messages on between a rank and pytest until one of them has gone; then close both connections.
 
     Args:
         near: The connection to the rank, on this host.
         far: The connection to pytest.
-        mark_log: Called before each request.
     """
     for each in (near, far):
         # A side that stops within a message must not block this process.
@@ -27,9 +25,7 @@ def relay(near: Connection, far: Connection, mark_log: Callable[[], None]) -> No
             if near in ready:
                 far.send_bytes(near.recv_bytes())
             else:
-                request = far.recv_bytes()
-                mark_log()
-                near.send_bytes(request)
+                near.send_bytes(far.recv_bytes())
     except (EOFError, OSError):
         return
     finally:

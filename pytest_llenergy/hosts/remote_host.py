@@ -27,23 +27,6 @@ from pytest_llenergy.ranks.plan import ProcessPlan
 ANSWER_TIMEOUT_S = timeouts.SUPERVISOR_ANSWER_TIMEOUT_S + timeouts.GROUP_KILL_TIMEOUT_S
 
 
-class RemoteLog:
-    """The log of a rank on another host; a ``RankLog``."""
-
-    def __init__(self, host: RemoteHost, group: str, rank: int) -> None:
-        self._tail = partial(host.call, "tail", group=group, rank=rank)
-
-    def mark(self) -> None:
-        """See ``RankLog``. The agent marks it when the request passes."""
-
-    def tail(self) -> list[str]:
-        """See ``RankLog``."""
-        lines: list[str] = []
-        with suppress(WorkerError):
-            lines = self._tail()
-        return lines
-
-
 class RemoteHost:
     """A ``Host`` with an agent.
 
@@ -178,7 +161,13 @@ class RemoteHost:
         )
         # The agent has opened it already.
         connection = self._client.accept_rank(group, rank, AUTHENTICATION_TIMEOUT_S)
-        return StartedRank(pid, forked, connection, RemoteLog(self, group, rank))
+        return StartedRank(pid, forked, connection, partial(self._read_tail, group, rank))
+
+    def _read_tail(self, group: str, rank: int) -> list[str]:
+        lines: list[str] = []
+        with suppress(WorkerError):
+            lines = self.call("tail", group=group, rank=rank)
+        return lines
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
@@ -189,11 +178,10 @@ class RemoteHost:
         """See ``Host``."""
         self.call("write_stacks", group=group)
 
-    def kill(self, group: str) -> list[int]:
+    def kill(self, group: str) -> None:
         """See ``Host``. A lost host kills its ranks itself."""
         self._groups.discard(group)
-        pids: list[int] = self.call("kill", group=group)
-        return pids
+        self.call("kill", group=group)
 
     def close(self) -> None:
         """See ``Host``. The agent stays."""

@@ -27,10 +27,7 @@ REFUSAL = (
 
 
 def is_lazy(function: Callable[..., Any]) -> bool:
-    """Return whether a call is known to return a coroutine or generator: it does no work to be measured.
-
-    Of many functions only the result shows it: see ``check_finished``.
-    """
+    """Return whether a call is known to make only a coroutine or generator; see ``check_finished``."""
     while isinstance(function, functools.partial):
         function = function.func
     tests = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
@@ -59,30 +56,23 @@ class TokensPerCall(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
     def checked(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TokensPerCall:
-        """Return the same with plain numbers, for a call that these arguments make.
-
-        Raises:
-            LLEnergyError: A value is no number of tokens, or the function has a parameter of the name.
-        """
+        """Return the same with plain numbers, or raise ``LLEnergyError`` if they do not fit this call."""
         free: set[str] = set()
         # A name of a function has no signature, nor have some functions in C.
         with suppress(TypeError, ValueError):
             call = functools.partial(function, *args, **kwargs)
             free = set(inspect.signature(call).parameters) - set(call.keywords)
-        numbers = {}
-        for name, value in self.given().items():
-            if name in free:
-                raise LLEnergyError(
-                    f"energy: {name} is the tokens of a call, but {_name(function)} has a parameter {name} "
-                    f"too; bind that one first: functools.partial({_name(function)}, {name}=...)"
-                )
-            numbers[name] = value if callable(value) else _whole(value)
-            if numbers[name] is None:
-                raise LLEnergyError(
-                    f"energy: {name} is {reprlib.repr(value)}; give the number of tokens of one call as an "
-                    "integer of at least 0, or a function of the call's result that returns it"
-                )
-        return TokensPerCall(**numbers)
+        if taken := sorted(free & self.given().keys()):
+            raise LLEnergyError(
+                f"energy: {taken[0]} is the tokens of a call, but {_name(function)} has a parameter of that "
+                f"name too; bind it first: functools.partial({_name(function)}, {taken[0]}=...)"
+            )
+        return TokensPerCall(
+            **{
+                name: value if callable(value) else _whole(value, f"{name} is")
+                for name, value in self.given().items()
+            }
+        )
 
 
 UNCOUNTED = TokensPerCall()
@@ -97,12 +87,7 @@ class TokenCounter:
         self._counted: Counter[str] = Counter()
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function; each call also counts its tokens if they depend on its result.
-
-        Raises, from the call:
-            LLEnergyError: The test's function returned no number of tokens.
-            PlanError: The call only makes a coroutine or generator.
-        """
+        """Return the function; each call also counts its tokens if they depend on its result."""
         counts = {name: each for name, each in self._given.items() if callable(each)}
         if not counts:
             return function
@@ -112,13 +97,7 @@ class TokenCounter:
             result = function(*args, **kwargs)
             for name, count in counts.items():
                 found = count(check_finished(result, "energy"))
-                number = _whole(found)
-                if number is None:
-                    raise LLEnergyError(
-                        f"energy: {name} of {self._name} returned {reprlib.repr(found)}; it must return the "
-                        "number of tokens of a call as an integer of at least 0"
-                    )
-                self._counted[name] += number
+                self._counted[name] += _whole(found, f"{name} of {self._name} returned")
             return result
 
         return call
@@ -134,12 +113,16 @@ class TokenCounter:
         return Tokens(input=totals.get("input_tokens", 0), output=totals.get("output_tokens", 0))
 
 
-def _whole(value: Any) -> int | None:
-    """Return a whole number from 0 on, such as that of numpy, as an int; None for anything else."""
+def _whole(value: Any, what: str) -> int:
+    """Return a whole number from 0 on, such as that of numpy, as an int."""
     with suppress(TypeError):
         number = operator.index(value)
-        return number if number >= 0 and not isinstance(value, bool) else None
-    return None
+        if number >= 0 and not isinstance(value, bool):
+            return number
+    raise LLEnergyError(
+        f"energy: {what} {reprlib.repr(value)}; give the number of tokens of one call as an integer of at "
+        "least 0, or a function of the call's result that returns it"
+    )
 
 
 def _name(function: Any) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
-import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,9 +13,6 @@ from pytest_llenergy import errors, real_time
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks.host import Host
 from pytest_llenergy.ranks.plan import LOCALHOST, RankPlan
-
-#: How many characters of the messages of further failed ranks an error shows.
-OTHERS_CHARACTERS = 200
 
 #: How gloo (transport/tcp/pair.cc) and NCCL (ncclRemoteError, ncclResult_t) report that a peer is gone.
 PEER_LOST = re.compile(
@@ -49,10 +45,7 @@ class Failure:
 
 
 class OutcomeInRank(Exception):  # noqa: N818 - an outcome need not be an error
-    """pytest's skip, xfail or fail was raised in a rank; the fixtures raise it again in the test.
-
-    ``exit_code`` is the ``returncode`` of ``pytest.exit``, if it was given one.
-    """
+    """pytest's skip, xfail, fail or exit was raised in a rank; the fixtures raise it again in the test."""
 
     def __init__(self, outcome: str, reason: str, exit_code: int | None = None) -> None:
         super().__init__(reason)
@@ -111,7 +104,8 @@ def raise_first_cause(failures: Sequence[Failure], world_size: int, outputs: Out
     if report.get("host_lost") is not None:
         # One error for all of its ranks.
         there = [each.plan.rank for each in failures if each.report.get("host_lost")]
-        message = f"{report['host_lost']}; {_ranks(there)} of {world_size} ended with it"
+        ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(map(str, sorted(there)))}"
+        message = f"{report['host_lost']}; {ranks} of {world_size} ended with it"
         raise WorkerError(message, sections=_sections(outputs))
     where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
     own_class = getattr(errors, report.get("error_class") or "", None)
@@ -124,9 +118,13 @@ def raise_first_cause(failures: Sequence[Failure], world_size: int, outputs: Out
         raise error
     # The output of the failed rank comes first.
     ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
-    parts = report.get("traceback", "").rstrip(), _describe([each for each in failures if each is not first])
+    details = [report.get("traceback", "").rstrip()]
+    for each in failures:
+        if each is not first and not each.is_echo:
+            message = str(each.report["message"]).partition("\n")[0]
+            details.append(f"rank {each.plan.rank}: {message}")
     raise WorkerError(
-        f"{where}: {report['message']}", "\n\n".join(filter(None, parts)), sections=_sections(ordered)
+        f"{where}: {report['message']}", "\n\n".join(filter(None, details)), sections=_sections(ordered)
     )
 
 
@@ -134,24 +132,6 @@ def _name_rank(plan: RankPlan, world_size: int) -> str:
     """Return the number of a rank, and its host if that is not pytest's."""
     host = "" if plan.host == LOCALHOST else f" on {plan.host}"
     return f"rank {plan.rank} of {world_size}{host}"
-
-
-def _ranks(numbers: Iterable[int]) -> str:
-    names = [str(each) for each in sorted(numbers)]
-    return f"{'rank' if len(names) == 1 else 'ranks'} {', '.join(names)}"
-
-
-def _describe(failures: Iterable[Failure]) -> str:
-    """Return one line about further failures, without those that only report a lost peer."""
-    alike: dict[str, list[int]] = {}
-    for each in failures:
-        if not each.is_echo:
-            first_line = str(each.report["message"]).partition("\n")[0]
-            alike.setdefault(first_line, []).append(each.plan.rank)
-    return "; ".join(
-        f"{_ranks(numbers)}: {textwrap.shorten(line, OTHERS_CHARACTERS, placeholder=' …')}"
-        for line, numbers in alike.items()
-    )
 
 
 def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:

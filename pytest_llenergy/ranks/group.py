@@ -9,20 +9,19 @@ import os
 import pickle
 import posix
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_llenergy import real_time
 from pytest_llenergy.backends.interpreter import activated_environment
-from pytest_llenergy.errors import WorkerError, warn_caller
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import failure, timeouts
-from pytest_llenergy.ranks.host import Host, RankLog, StartMethod
+from pytest_llenergy.ranks.host import Host, StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import (
     LOCALHOST,
     ProcessPlan,
@@ -41,28 +40,18 @@ _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class _Rank:
+class _Rank(StartedRank):
     """One rank as pytest controls it."""
 
     plan: RankPlan
     host: Host
-    pid: int
-    forked: bool
-    connection: Connection
-    log: RankLog
 
 
 class RankGroup:
     """Running ranks. Any failure kills the whole group; ``alive`` is false from then on.
 
-    Args:
-        plan: What to start.
-        hosts: Each host of the plan, by its name.
-        descriptors: Open files of the device lease, which lasts until no process of the ranks is left.
-
-    Raises:
-        WorkerError: A rank does not start.
-        WorkerPlacementError: The started ranks differ from the plan.
+    The device lease whose ``descriptors`` it gets lasts until no process of the ranks is left. Raises
+    ``WorkerError`` if a rank does not start, or differs from the plan.
     """
 
     def __init__(self, plan: ProcessPlan, hosts: Mapping[str, Host], descriptors: Sequence[int] = ()) -> None:
@@ -102,14 +91,10 @@ class RankGroup:
         return lost or bool(wait([rank.connection for rank in self._ranks], 0))
 
     def request(self, verb: str, payloads: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        """Send one request to each rank and return the answers in rank order.
+        """Send one request to each rank, and return the answers in rank order.
 
-        One thread requests at a time; ``kill`` may come from another.
-
-        Args:
-            verb: One of the verbs of ``server.RankServer``.
-            payloads: One for each rank. Ranks may share one, which is then encoded once.
-            timeout_s: Time limit for all answers.
+        The verbs are those of ``server.RankServer``. One thread requests at a time; ``kill`` may come from
+        another.
 
         Raises:
             OutcomeInRank: A rank raised an outcome of pytest. The group has been killed.
@@ -154,16 +139,10 @@ class RankGroup:
             return
         self.alive = False
         ranks, self._ranks = self._ranks, []
-        stuck = [pid for pids in self._on_hosts(lambda host: host.kill(self._name)) for pid in pids or ()]
+        self._on_reachable(lambda host: host.kill(self._name))
         # Only now: another thread that waits for an answer has seen the connections end.
         for rank in ranks:
             rank.connection.close()
-        if stuck:
-            pids = ", ".join(map(str, stuck))
-            warn_caller(
-                f"ranks that were killed have not ended (pid {pids}): they wait in the kernel, and their "
-                "devices stay leased until they end"
-            )
 
     def _start(self, descriptors: Sequence[int]) -> None:
         plan = self.plan
@@ -175,11 +154,11 @@ class RankGroup:
             variables = {**environment, **by_host[name][0].environment()}
             self._hosts[name].prepare(self._name, variables, plan.preload, timeouts.START_TIMEOUT_S)
 
-        _at_once(prepare, list(by_host))
+        _at_once(prepare, self._hosts)
         first = self._hosts[plan.ranks[0].host]
         rendezvous, meeting = first.meet(self._name, plan, self._hosts, environment)
         common = {
-            "sys_path": None if plan.python else [path for path in sys.path if isinstance(path, str)],
+            "sys_path": None if plan.python else list(map(str, sys.path)),
             "launch": plan.launch,
             "framework": plan.framework,
             "process_group": plan.process_group,
@@ -197,25 +176,21 @@ class RankGroup:
                 variables = {**environment, **own}
                 started = host.start(self._name, each.rank, variables, boot, descriptors, plan.python)
                 set_time_limit(started.connection, timeouts.PARTIAL_MESSAGE_TIMEOUT_S)
-                ranks.append(_Rank(each, host, **vars(started)))
+                ranks.append(_Rank(**vars(started), plan=each, host=host))
             return ranks
 
-        self._ranks = [rank for ranks in _at_once(start, list(by_host)) for rank in ranks]
+        self._ranks = [rank for ranks in _at_once(start, self._hosts) for rank in ranks]
 
-    def _on_hosts(self, call: Callable[[Host], Result]) -> list[Result | None]:
-        """Return the result of a call of each host, None for a host that is lost."""
-
-        def attempt(name: str) -> Result | None:
+    def _on_reachable(self, call: Callable[[Host], None]) -> None:
+        def attempt(name: str) -> None:
             with suppress(WorkerError):
-                return call(self._hosts[name])
-            return None
+                call(self._hosts[name])
 
-        return _at_once(attempt, list(self._hosts))
+        _at_once(attempt, self._hosts)
 
     def _send(self, verb: str, payloads: Sequence[Any]) -> None:
         messages: dict[int, bytes] = {}
         for rank, payload in zip(self._ranks, payloads, strict=True):
-            rank.log.mark()
             # Payloads live as long as the request, so that their ids are unique.
             if id(payload) not in messages:
                 messages[id(payload)] = pickle.dumps((verb, payload))
@@ -254,22 +229,20 @@ class RankGroup:
                     more_s = timeouts.OTHER_HOSTS_TIMEOUT_S if several else timeouts.OTHER_RANKS_TIMEOUT_S
                     deadline = min(deadline, real_time.monotonic() + more_s)
         if silent and not failures:
-            self._on_hosts(lambda host: host.write_stacks(self._name))
+            self._on_reachable(lambda host: host.write_stacks(self._name))
         if silent or failures:
-            outputs = [(rank.plan, rank.log.tail()) for rank in self._ranks]
+            outputs = [(rank.plan, rank.tail()) for rank in self._ranks]
             if failures:
                 failure.raise_first_cause(failures, len(self._ranks), outputs)
             failure.raise_hang(silent, len(self._ranks), timeout_s or 0.0, outputs)
         return [answers[rank.plan.rank] for rank in self._ranks]
 
 
-def _at_once(work: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
+def _at_once(work: Callable[[str], Result], names: Collection[str]) -> list[Result]:
     """Return the result of ``work`` for each name, at the same time for all."""
-    if len(names) == 1:
-        return [work(names[0])]
     threads = ThreadPoolExecutor(len(names))
     try:
-        return list(threads.map(work, names))
+        return list(threads.map(work, names)) if len(names) > 1 else list(map(work, names))
     finally:
         # After an error the others are not waited for. ``kill`` follows, and then nothing can start.
         threads.shutdown(wait=False)

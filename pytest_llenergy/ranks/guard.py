@@ -62,8 +62,8 @@ def fork_under_guard(parent_pid: int, directory: str, descriptor: int) -> None:
     """Continue in a child process; the calling process becomes its guard, and ends as the child does.
 
     When the guard is asked to end or ``parent_pid`` is gone, the child gets SIGTERM, and after a while
-    everything is killed. Whatever the child leaves behind is killed, and ``directory`` removed if the parent
-    is gone. ``descriptor`` is an open file that only the child keeps.
+    everything is killed, as is whatever the child leaves behind. ``directory`` is removed if the parent is
+    gone, and only the child keeps ``descriptor`` open.
     """
     proctree.become_subreaper()
     pid = os.getpid()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
@@ -14,27 +14,18 @@ StartMethod = Literal["spawn", "forkserver"]
 """How ranks start: as fresh interpreters, or as forks of a supervisor with the framework loaded."""
 
 
-class RankLog(Protocol):
-    """What a rank prints, in a file of its host."""
-
-    def mark(self) -> None:
-        """Let the output of the next request begin here."""
-
-    def tail(self) -> list[str]:
-        """Return the last lines since the mark; empty if the log is gone."""
-
-
 @dataclass(frozen=True)
 class StartedRank:
-    """The process of a rank: its pid on its host, pytest's end of the connection to it, and its log.
+    """The process of a rank: its pid on its host, pytest's end of the connection to it, and its output.
 
-    ``forked`` distinguishes a fork of a process with preloaded libraries from a fresh interpreter.
+    ``forked`` distinguishes a fork of a process with preloaded libraries from a fresh interpreter. ``tail``
+    returns the last lines that the rank printed, none if they are gone.
     """
 
     pid: int
     forked: bool
     connection: Connection
-    log: RankLog
+    tail: Callable[[], list[str]]
 
 
 class Host(Protocol):
@@ -46,9 +37,11 @@ class Host(Protocol):
     @property
     def lost(self) -> str | None:
         """Why nothing on this host can be reached any more, with its name; ``None`` as long as it can."""
+        return None
 
     def to_local(self, time_ns: int) -> int:
         """Convert a reading of this host's monotonic clock to one of pytest's host (nanoseconds)."""
+        return time_ns
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -74,15 +67,15 @@ class Host(Protocol):
     ) -> StartedRank:
         """Start a rank of a prepared group in exactly this environment, perhaps in another interpreter.
 
-        ``boot`` is its first message (see ``rank.main``), to which the host adds what differs between hosts.
-        The lease whose ``descriptors`` it gets lasts until no process of the group is left.
+        ``boot`` is its first message, to which the host adds what differs between hosts. The lease whose
+        ``descriptors`` it gets lasts until no process of the group is left.
         """
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """Wait for the exit code of a rank, negative for a signal; ``None`` if it goes on running."""
 
     def write_stacks(self, group: str) -> None:
-        """Let ranks write the stacks of their threads into their logs."""
+        """Let ranks print the stacks of their threads."""
 
-    def kill(self, group: str) -> list[int]:
-        """Kill a group and all its descendants. Returns the pids that are stuck in the kernel."""
+    def kill(self, group: str) -> None:
+        """Kill a group and all its descendants."""

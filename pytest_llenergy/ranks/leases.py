@@ -24,10 +24,7 @@ from pytest_llenergy.ranks.pool import RankPool
 class LeaseKeeper:
     """Leases the devices of one test after the other, and keeps those of warm ranks between tests.
 
-    Args:
-        pool: The ranks.
-        where: Returns the directory of the lock files.
-        own: What this process holds for all its tests.
+    ``where`` returns the directory of the lock files, ``own`` is what this process holds for all its tests.
     """
 
     def __init__(
@@ -58,20 +55,10 @@ class LeaseKeeper:
         also: tuple[DeviceLock, ...] = (),
         on_wait: Callable[[str], None] = ignore_message,
     ) -> Lease:
-        """Lock the devices of a test.
+        """Lock devices for a test, ``also`` others such as the CPU, and return those that were chosen.
 
-        Args:
-            lease: The devices that the test may use.
-            wait_s: How long to wait for them.
-            test: Its name, which other waiting processes show.
-            also: Further devices, such as the CPU in addition to a GPU.
-            on_wait: Called with a text about the holder of the devices while this process waits.
-
-        Returns:
-            The lease with the devices that were chosen.
-
-        Raises:
-            DeviceError: The devices are not free in time, or cannot be locked.
+        Other processes show the name of the ``test``; ``on_wait`` gets a text about who holds the devices.
+        Raises ``DeviceError`` if they are not free in time, or cannot be locked.
         """
         request = lease.request(also)
         for held in self._own:

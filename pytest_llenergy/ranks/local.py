@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pytest_llenergy import real_time
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks import proctree, timeouts, transport
 from pytest_llenergy.ranks.guard import PACKAGE_PARENT
-from pytest_llenergy.ranks.host import StartedRank, StartMethod
+from pytest_llenergy.ranks.host import Host, StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import PER_RANK_VARIABLES, ProcessPlan
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -38,30 +38,12 @@ main(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
 """
 
 
-class LogFile:
-    """The log of a rank on this host; a ``RankLog``."""
-
-    def __init__(self, path: Path) -> None:
-        self.path: Path = path
-        #: Where the output of the current request begins (bytes).
-        self._start = 0
-
-    def mark(self) -> None:
-        """See ``RankLog``."""
-        self._start = self.size()
-
-    def tail(self) -> list[str]:
-        """See ``RankLog``."""
-        with suppress(OSError), self.path.open("rb") as file:
-            file.seek(max(self._start, self.size() - TAIL_BYTES))
-            return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
-        return []
-
-    def size(self) -> int:
-        """Return the size in bytes; 0 if the file is gone together with the supervisor."""
-        with suppress(OSError):
-            return self.path.stat().st_size
-        return 0
+def read_tail(log: Path) -> list[str]:
+    """Return the last lines of a log; none if it is gone together with its supervisor."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-TAIL_LINES:]
+    return []
 
 
 def interpreter_command() -> list[str]:
@@ -70,10 +52,10 @@ def interpreter_command() -> list[str]:
     return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
 
 
-class SupervisorClient:
+class _Supervisor:
     """A running supervisor and its guard, as pytest controls them; one request at a time.
 
-    Raises ``WorkerError`` if it cannot be started, or cannot import a module to preload.
+    Raises ``WorkerError`` if it cannot import a module to preload, or does not answer.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
@@ -106,10 +88,10 @@ class SupervisorClient:
             self._scratch.remove()
             raise
         #: The pid of the guard until the supervisor has answered.
-        self.pid: int = self._popen.pid
-        sys_path = [path for path in sys.path if isinstance(path, str)]
+        self._pid = self._popen.pid
+        boot = {"preload": list(preload), "sys_path": list(map(str, sys.path))}
         try:
-            self.pid = int(self._request({"preload": list(preload), "sys_path": sys_path}, (), timeout_s))
+            self._pid = self._request(boot, (), timeout_s)
         except BaseException:
             # Also on Ctrl-C: otherwise the supervisor would continue to import, without a client.
             self._broken = True
@@ -137,63 +119,39 @@ class SupervisorClient:
         self._scratch.remove()
 
     def _request(self, message: Any, descriptors: Sequence[int], timeout_s: float) -> Any:
+        named = f"the supervisor of the ranks (pid {self._pid})"
         try:
             transport.send_with_files(self._connection, message, descriptors)
             if not transport.wait([self._connection], timeout_s):
-                why = f"did not answer within {timeout_s:.3g} s"
-                raise WorkerError(f"the supervisor of the ranks (pid {self.pid}) {why}")
+                raise WorkerError(f"{named} did not answer within {timeout_s:.3g} s")
             state, answer = self._connection.recv()
         except BaseException as error:
             self._broken = True
             # A TimeoutError is of an alarm that the test has set.
             if isinstance(error, (EOFError, OSError)) and not isinstance(error, TimeoutError):
-                raise WorkerError(self._explain_end()) from None
+                why = "".join(f": {line}" for line in read_tail(self._log)[-1:])
+                raise WorkerError(f"{named} has ended{why}; its ranks ended with it") from None
             raise
         if state == "error":
             raise WorkerError(*answer)
         return answer
 
-    def _explain_end(self) -> str:
-        last = "".join(f": {line}" for line in LogFile(self._log).tail()[-1:])
-        return f"the supervisor of the ranks (pid {self.pid}) has ended{last}; its ranks ended with it"
 
-
-@dataclass
-class _Group:
-    """A prepared group: whether its ranks are forks, the directory of their logs, and these logs."""
-
-    forks: bool
-    log_directory: Path
-    logs: list[LogFile] = field(default_factory=list)
-
-
-class LocalHost:
+class LocalHost(Host):
     """The ``Host`` that pytest itself runs on; see there.
 
     One supervisor serves all groups. Ranks that are forks share its modules, environment and search path, so
-    a group that needs others gets a new supervisor.
-
-    Args:
-        start_method: With ``forkserver`` the supervisor imports what ranks share, and they are forks of it.
-        logs: Directory that keeps the output of the ranks; without one it is removed with the ranks.
+    a group that needs others gets a new supervisor. The directory ``logs`` keeps the output of the ranks.
     """
 
     def __init__(self, start_method: StartMethod, logs: Path | None = None) -> None:
         self._start_method = start_method
         self._logs = logs
-        self._supervisor: SupervisorClient | None = None
+        self._supervisor: _Supervisor | None = None
         #: What forks of the supervisor share.
         self._shared: object = None
-        self._groups: dict[str, _Group] = {}
-
-    @property
-    def lost(self) -> None:
-        """pytest's own host is never lost to it."""
-        return None
-
-    def to_local(self, time_ns: int) -> int:
-        """All processes of a host have one monotonic clock."""
-        return time_ns
+        #: By group: whether its ranks are forks, and the directory of its logs.
+        self._groups: dict[str, tuple[bool, Path]] = {}
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -205,7 +163,7 @@ class LocalHost:
         shared = (list(preload), variables, list(sys.path)) if forks else self._shared
         if self._supervisor is None or not self._supervisor.alive or shared != self._shared:
             self.close()
-            self._supervisor = SupervisorClient(preload if forks else (), variables, timeout_s)
+            self._supervisor = _Supervisor(preload if forks else (), variables, timeout_s)
             self._shared = shared if forks else None
         where = self._supervisor.directory / group
         where.mkdir()
@@ -213,7 +171,7 @@ class LocalHost:
             # In a container each run of pytest may have the same pid.
             where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
             where.mkdir(parents=True)
-        self._groups[group] = _Group(forks, where)
+        self._groups[group] = forks, where
 
     def meet(
         self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
@@ -232,7 +190,7 @@ class LocalHost:
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
         # A file: no name to resolve, no port that others could take.
-        url = f"file://{self._running().directory / group}/rendezvous"
+        url = f"file://{self._running.directory / group}/rendezvous"
         return url, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def start(
@@ -245,69 +203,65 @@ class LocalHost:
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
-        supervisor, prepared = self._running(), self._groups[group]
-        log = LogFile(prepared.log_directory / f"rank{rank}.log")
+        supervisor, (forks, logs) = self._running, self._groups[group]
         # Another interpreter may not accept the flags of pytest's.
-        command = None if prepared.forks else [python] if python else interpreter_command()
+        command = None if forks else [python] if python else interpreter_command()
         marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
         ours, theirs = transport.connection_pair()
-        with theirs, log.path.open("ab") as file:
-            here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
-            try:
-                passed = [theirs.fileno(), file.fileno(), here, *descriptors]
-                request = {"group": group, "environment": marked, "command": command}
-                pid = int(supervisor.request("start", passed, **request))
-            except BaseException:
-                ours.close()
-                raise
-            finally:
-                os.close(here)
-        prepared.logs.append(log)
+        here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        try:
+            with theirs, (logs / f"rank{rank}.log").open("ab") as log:
+                passed = [theirs.fileno(), log.fileno(), here, *descriptors]
+                pid = supervisor.request("start", passed, group=group, environment=marked, command=command)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(here)
         # If the rank is gone, the next request reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            ours.send({**boot, "directory": str(supervisor.directory / group)})
-        return StartedRank(pid, prepared.forks, ours, log)
+            own = {"directory": str(supervisor.directory / group), "keeps_log": self._logs is not None}
+            ours.send({**boot, **own})
+        return StartedRank(pid, forks, ours, partial(read_tail, logs / f"rank{rank}.log"))
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
         limit_s = timeouts.EXIT_CODE_TIMEOUT_S
-        code: int | None = self._running().request("exit_code", pid=pid, limit_s=limit_s)
+        code: int | None = self._running.request("exit_code", pid=pid, limit_s=limit_s)
         return code
 
     def write_stacks(self, group: str) -> None:
         """See ``Host``. Waits until all logs have grown, and then rest."""
-        logs = self._groups[group].logs
-        starts = sizes = [log.size() for log in logs]
+        logs = list(self._groups[group][1].glob("rank*.log"))
+        starts = sizes = [log.stat().st_size for log in logs]
         # faulthandler acts on it, also while one thread holds the interpreter's lock (see ``rank``).
-        self._running().request("signal", group=group, number=int(signal.SIGUSR2))
+        self._running.request("signal", group=group, number=int(signal.SIGUSR2))
         for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
             real_time.sleep(timeouts.STACKS_POLL_S)
-            before, sizes = sizes, [log.size() for log in logs]
+            before, sizes = sizes, [log.stat().st_size for log in logs]
             if sizes == before and all(map(operator.gt, sizes, starts)):
                 return
 
-    def kill(self, group: str) -> list[int]:
+    def kill(self, group: str) -> None:
         """See ``Host``."""
         supervisor = self._supervisor
         if self._groups.pop(group, None) is None or supervisor is None:
-            return []
-        stuck: list[int] = []
+            return
         if supervisor.alive:
             with suppress(WorkerError):
-                stuck = supervisor.request("kill", group=group)
+                supervisor.request("kill", group=group)
         shutil.rmtree(supervisor.directory / group, ignore_errors=True)
         if not supervisor.alive:
             self.close()
-        return stuck
 
     def close(self) -> None:
-        """See ``Host``."""
-        supervisor, self._supervisor = self._supervisor, None
-        self._shared = None
+        """Kill all groups and free all resources."""
+        supervisor, self._supervisor, self._shared = self._supervisor, None, None
         if supervisor is not None:
             supervisor.close()
 
-    def _running(self) -> SupervisorClient:
+    @property
+    def _running(self) -> _Supervisor:
         if self._supervisor is None:
             raise WorkerError("the supervisor of the ranks has ended, and they with it")
         return self._supervisor

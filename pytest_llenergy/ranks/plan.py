@@ -43,11 +43,7 @@ PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", VISIBLE_DEVICES, HIP, ROCR)
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One rank, and the devices that it sees: one, or several that its backend distributes.
-
-    ``local_rank`` is its position among the ranks of its host. ``cpus`` are the logical CPUs it is pinned to,
-    if any.
-    """
+    """One rank, the devices that it sees, and the logical CPUs that it is pinned to, if any."""
 
     host: str
     rank: int
@@ -81,29 +77,25 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """All ranks of a group. Tests with equal plans can share their ranks.
+    """All ranks of a group. Tests with equal plans can share their ranks."""
 
-    Attributes:
-        launch: ``ranks`` for one process a device; ``backend`` for backends that start their own processes.
-        framework: Imported by each rank before anything else.
-        parallel: The degrees, which multiply to the number of devices; all 1 if the backend is ``opaque``.
-        ranks: The plan of each rank.
-        divided: UUIDs of the boards of leased MIG instances.
-        replica_size: How many consecutive ranks work on the same inputs, as the shards of one model do. With
-            ``launch="backend"`` the first of them does, and the others hold the parts of their hosts.
-        process_group: Whether ranks join a process group of the framework.
-        python: Interpreter of the ranks, ``None`` for pytest's own. Only with that one ranks can be forks.
-        preload: Modules that the process which forks the ranks imports.
-    """
-
+    #: One process a device, or one for backends that start their own processes.
     launch: Literal["ranks", "backend"]
+    #: Imported by each rank before anything else.
     framework: Literal["torch"] | None
+    #: The degrees, which multiply to the number of devices; all 1 if the backend is opaque.
     parallel: Parallel
     ranks: tuple[RankPlan, ...]
+    #: UUIDs of the boards of leased MIG instances.
     divided: tuple[str, ...] = ()
+    #: How many consecutive ranks work on the same inputs, as the shards of one model do. With
+    #: ``launch="backend"`` the first of them does, and the others hold the parts of their hosts.
     replica_size: int = 1
+    #: Whether ranks join a process group of the framework.
     process_group: bool = False
+    #: Interpreter of the ranks, None for pytest's own. Only with that one ranks can be forks.
     python: str | None = None
+    #: Modules that the process which forks the ranks imports.
     preload: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -162,16 +154,8 @@ def plan_on_hosts(
 ) -> ProcessPlan:
     """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
 
-    Args:
-        capabilities: What the backend supports.
-        parallel: The degrees that the test requests; by default data parallel, if the backend has degrees.
-        hosts: The devices of each host, that of rank 0 first. Consecutive ranks are on one host.
-        threads: Number of threads of each rank; by default one for each of its CPUs.
-        python: Interpreter of the ranks, if it is not pytest's.
-        tensor_across_hosts: Whether shards of one layer, which talk several times a token, may be on several.
-
-    Raises:
-        PlanError: The degrees do not multiply to the devices, or the backend does not support them.
+    Consecutive ranks are on one host. ``tensor_across_hosts`` is whether shards of one layer, which talk
+    several times a token, may be on several. Raises ``PlanError`` if devices, degrees and backend do not fit.
     """
     devices = [device for each in hosts for device in each.lease.devices]
     n = len(devices)
@@ -187,11 +171,11 @@ def plan_on_hosts(
         )
     launch, framework, size = capabilities.launch, capabilities.framework, degrees.tensor * degrees.pipeline
     nodes = 1 if launch == "ranks" or capabilities.hosts == "one" else _count_nodes(size, hosts)
+    if not tensor_across_hosts and (launch == "ranks" or nodes > 1):
+        _check_tensor_degree(degrees, hosts)
     # The devices of one process; all of them if the backend is opaque.
     seen = n if capabilities.opaque else degrees.placement * (size if launch == "backend" else 1)
     groups = [_device_groups(seen // nodes, each) for each in hosts]
-    if not tensor_across_hosts and (launch == "ranks" or nodes > 1):
-        _check_tensor_degree(degrees, hosts)
     world_size = sum(map(len, groups))
     ranks: list[RankPlan] = []
     for each, on_host in zip(hosts, groups, strict=True):
@@ -238,6 +222,17 @@ def _count_nodes(size: int, hosts: Sequence[HostDevices]) -> int:
     return size // min(counts)
 
 
+def _check_tensor_degree(degrees: Parallel, hosts: Sequence[HostDevices]) -> None:
+    """Raise ``PlanError`` if the shards of one layer would be on several hosts."""
+    for each in hosts:
+        count = len(each.lease.devices) // degrees.placement
+        if count % degrees.tensor:
+            raise PlanError(
+                f"parallel(tensor={degrees.tensor}) would cross hosts, since {each.host} has {count} ranks: "
+                f"use a divisor of {count} and pipeline for the rest, or gpus(..., tensor_across_hosts=True)"
+            )
+
+
 def _device_groups(size: int, hold: HostDevices) -> list[tuple[str, ...]]:
     """Return the devices of each rank of a host, each of which sees ``size`` devices."""
     devices = hold.lease.devices
@@ -256,25 +251,10 @@ def _device_groups(size: int, hold: HostDevices) -> list[tuple[str, ...]]:
     return [tuple(dict.fromkeys(devices[start : start + size])) for start in range(0, len(devices), size)]
 
 
-def _check_tensor_degree(degrees: Parallel, hosts: Sequence[HostDevices]) -> None:
-    """Raise ``PlanError`` if the shards of one layer would be on several hosts."""
-    for each in hosts:
-        count = len(each.lease.devices) // degrees.placement
-        if count % degrees.tensor:
-            raise PlanError(
-                f"parallel(tensor={degrees.tensor}) would cross hosts, since {each.host} has {count} ranks: "
-                f"use a divisor of {count} and pipeline for the rest, or gpus(..., tensor_across_hosts=True)"
-            )
-
-
 def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) -> tuple[RankInfo, ...]:
-    """Check the facts that each rank reports (see ``rank.set_up``) against the plan, in rank order.
+    """Return the ranks for the record, from the facts that each rank reports (see ``rank.set_up``).
 
-    Returns:
-        The ranks for the record.
-
-    Raises:
-        WorkerPlacementError: A process, device or world differs from the plan.
+    Raises ``WorkerPlacementError`` if a process, device or world differs from the plan.
     """
     pids = {(rank.host, facts["pid"]) for rank, facts in zip(plan.ranks, reported, strict=True)}
     if len(pids) != len(plan.ranks):
@@ -282,12 +262,12 @@ def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) ->
     ranks = []
     for planned, facts in zip(plan.ranks, reported, strict=True):
         device, world_size = ",".join(facts["devices"]), facts["world_size"]
+        where = f"rank {planned.rank}: planned"
         if device != planned.device:
-            raise WorkerPlacementError(f"rank {planned.rank}: planned on {planned.device}, found on {device}")
+            raise WorkerPlacementError(f"{where} on {planned.device}, found on {device}")
         if plan.framework == "torch" and world_size != planned.world_size:
             raise WorkerPlacementError(
-                f"rank {planned.rank}: planned in a world of {planned.world_size}, found in one of "
-                f"{world_size}"
+                f"{where} in a world of {planned.world_size}, found in one of {world_size}"
             )
         ranks.append(
             RankInfo(
@@ -304,26 +284,12 @@ def check_placement(plan: ProcessPlan, reported: Sequence[Mapping[str, Any]]) ->
     return tuple(ranks)
 
 
-def _locate(degrees: Parallel, rank: int) -> Coordinates:
-    """Return the part of the work of a rank: the shards of a stage, then the stages, are consecutive.
-
-    torch numbers the ranks of a mesh (data, pipeline, tensor) in this way, and so do backends.
-    """
-    within, tensor = divmod(rank, degrees.tensor)
-    data, pipeline = divmod(within, degrees.pipeline)
-    return Coordinates(data, tensor, pipeline)
-
-
 def check_backend_workers(
     plan: ProcessPlan, ranks: Sequence[RankInfo], workers: Sequence[Sequence[BackendWorker]]
 ) -> tuple[RankInfo, ...]:
-    """Check the processes that the backend of each rank reports against the plan.
+    """Return the ranks for the record, with the processes that the backend of each has started.
 
-    Returns:
-        The ranks for the record, with the pids of these processes in the order of their own ranks.
-
-    Raises:
-        WorkerPlacementError: Their number or their world differs from the plan.
+    Raises ``WorkerPlacementError`` if their number or their world differs from the plan.
     """
     if plan.launch != "backend":
         return tuple(ranks)
@@ -337,14 +303,14 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
     here = range(node_rank * size // nodes, (node_rank + 1) * size // nodes)
     ordered = sorted(workers, key=lambda worker: worker.rank)
     pids = [worker.pid for worker in ordered]
+    numbers = [worker.rank for worker in ordered]
     worlds = sorted({worker.world_size for worker in ordered})
-    misplaced = nodes > 1 and any(worker.rank not in here for worker in ordered)
+    misplaced = nodes > 1 and not set(numbers).issubset(here)
     if len(set(pids)) != len(here) or worlds != [size] or misplaced:
         raise WorkerPlacementError(
             f"rank {rank.rank}: planned {len(here)} processes of the backend, tensor {degrees.tensor} by "
             f"pipeline {degrees.pipeline}; found {len(set(pids))} processes (pid "
-            f"{', '.join(map(str, pids))}), numbers {', '.join(str(worker.rank) for worker in ordered)} in a "
-            f"world of {worlds}"
+            f"{', '.join(map(str, pids))}), numbers {', '.join(map(str, numbers))} in a world of {worlds}"
         )
     known = [worker for worker in ordered if worker.pid]
     return msgspec.structs.replace(
@@ -352,6 +318,16 @@ def _check_workers(plan: ProcessPlan, rank: RankInfo, workers: Sequence[BackendW
         workers=[worker.pid for worker in known],
         worker_coordinates=[_locate(degrees, replica * size + worker.rank) for worker in known],
     )
+
+
+def _locate(degrees: Parallel, rank: int) -> Coordinates:
+    """Return the part of the work of a rank: the shards of a stage, then the stages, are consecutive.
+
+    torch numbers the ranks of a mesh (data, pipeline, tensor) in this way, and so do backends.
+    """
+    within, tensor = divmod(rank, degrees.tensor)
+    data, pipeline = divmod(within, degrees.pipeline)
+    return Coordinates(data, tensor, pipeline)
 
 
 def inherited_environment() -> dict[str, str]:

@@ -48,23 +48,14 @@ class Load:
 
     spec: BackendSpec
     model: ModelSource
-    options: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def from_options(cls, spec: BackendSpec, model: ModelSource, options: Mapping[str, Any]) -> Load:
-        """Sort the options, so that equal ones compare equal."""
-        return cls(spec, model, tuple(sorted(options.items())))
+    options: Mapping[str, Any]
 
     def payload(self) -> dict[str, Any]:
-        """Return the request to the ranks. Raises ``ModelError`` if a needed conversion fails."""
+        """Return the request to the ranks, after conversions that need packages of pytest's interpreter."""
         converts = self.spec.python is not None and self.spec.reads == "directory"
         model = convert_in_subprocess(self.model) if converts else self.model
-        options = dict(self.options)
-        return {
-            "factory": self.spec.factory,
-            "model": asdict(model),
-            "options": convert_draft_model(options) if converts else options,
-        }
+        options = convert_draft_model(dict(self.options)) if converts else self.options
+        return {"factory": self.spec.factory, "model": asdict(model), "options": options}
 
 
 @dataclass
@@ -83,8 +74,7 @@ class _WarmGroup:
 class RankPool:
     """Holds at most one living group, for tests with equal plans, environments and loads.
 
-    Another thread may close ranks that no test uses. ``descriptors`` are the open files of the device lease
-    that new ranks run under. ``timeout_s`` limits the load of a model, ``logs`` keeps the ranks' output.
+    Another thread may close ranks that no test uses. ``timeout_s`` limits the load of a model.
     """
 
     def __init__(
@@ -97,6 +87,7 @@ class RankPool:
         self._shared: _WarmGroup | None = None
         self._lock = threading.RLock()
         self._file = ""
+        #: Open files of the device lease that new ranks run under.
         self.descriptors: tuple[int, ...] = ()
 
     @property

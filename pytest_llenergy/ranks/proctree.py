@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from pytest_llenergy import real_time
@@ -32,16 +32,6 @@ def become_subreaper(on: bool = True) -> None:
     """Become the parent of every descendant whose parent ends, even in another session."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
-
-
-@contextmanager
-def adopting_orphans() -> Iterator[None]:
-    """Be a subreaper for a while. What was adopted stays a child."""
-    become_subreaper()
-    try:
-        yield
-    finally:
-        become_subreaper(False)
 
 
 def children_by_parent() -> dict[int, list[int]]:

@@ -29,7 +29,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     # The last lines of a rank that dies must be in its log.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # ``rank_log.STACKS_SIGNAL``: works also while one thread holds the interpreter's lock.
+    # Works also while one thread holds the interpreter's lock.
     faulthandler.register(signal.SIGUSR2, file=2, all_threads=True)
     try:
         facts = set_up(boot, preloaded=preloaded)
@@ -48,7 +48,7 @@ def main(descriptor: int, *, preloaded: bool = False) -> None:
     os._exit(0)
 
 
-def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
+def set_up(boot: dict[str, Any], *, preloaded: bool) -> dict[str, Any]:
     """Become the planned rank. Returns facts that pytest checks against the plan."""
     if "torch" in sys.modules and not preloaded:
         raise RuntimeError(
@@ -59,7 +59,7 @@ def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
     sys.path[:] = boot["sys_path"] or isolated_search_path(boot)
     if boot["cpus"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, boot["cpus"])
-    facts: dict[str, Any] = {"framework": None, "world_size": 1, "devices": boot["devices"]}
+    facts: dict[str, Any] = {"world_size": 1, "devices": boot["devices"]}
     if boot["framework"] == "torch":
         facts = start_torch(boot)
     cpus = sorted(os.sched_getaffinity(0)) if boot["cpus"] and hasattr(os, "sched_getaffinity") else None
@@ -67,10 +67,9 @@ def set_up(boot: dict[str, Any], *, preloaded: bool = False) -> dict[str, Any]:
 
 
 def isolated_search_path(boot: dict[str, Any]) -> list[str]:
-    """Return the search path of an interpreter of another environment, with this package added to it.
+    """Return the search path of an interpreter of another environment, with this package and no other added.
 
-    Of pytest's environment only this package must be found. A directory with a link is used and no import
-    hook, since processes that a backend starts inherit only the search path.
+    By a directory with a link, since processes that a backend starts inherit only the search path.
     """
     directory = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs too much here
     package = os.path.dirname(directory)  # noqa: PTH120
@@ -116,12 +115,7 @@ def start_torch(boot: dict[str, Any]) -> dict[str, Any]:
         )
         dist.barrier()
         world_size = dist.get_world_size()
-    return {
-        "framework": f"torch {torch.__version__}",
-        "world_size": world_size,
-        "devices": found,
-        "threads": torch.get_num_threads(),
-    }
+    return {"world_size": world_size, "devices": found, "threads": torch.get_num_threads()}
 
 
 def _planned_name(uuid: str, planned: str, boot: dict[str, Any]) -> str:

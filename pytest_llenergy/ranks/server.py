@@ -25,7 +25,7 @@ from pytest_llenergy.backends.traffic.texts import write_texts
 from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.ranks import calls, transport, usage
 from pytest_llenergy.ranks.pickling import dump_result, load_call
-from pytest_llenergy.record.record import BackendInfo, Flag, Parallel
+from pytest_llenergy.record.record import Flag, Parallel
 from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
 
 #: Exceptions that are outcomes, besides those of pytest, which have a base class: pytest's name for each.
@@ -78,8 +78,9 @@ class RankServer:
         # In a fork that a function makes: only one process may answer, and its end must be noticed.
         os.register_at_fork(after_in_child=connection.close)
         self._environment = dict(os.environ)
-        # Kept open, so that it can be restored even if it is renamed.
+        # Kept open: a test may rename the one, and put something else in place of the other.
         self._directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+        self._log = os.dup(1)
         # Garbage collections need not examine the modules that are loaded by now.
         gc.collect()
         gc.freeze()
@@ -94,6 +95,9 @@ class RankServer:
             if verb == "stop":
                 self._unload()
                 return
+            if not self._boot["keeps_log"]:
+                # An error shows what was printed since the last request.
+                os.ftruncate(self._log, 0)
             try:
                 answer = ("ok", getattr(self, f"_{verb}")(payload))
             except BaseException as error:
@@ -117,16 +121,11 @@ class RankServer:
         boot = self._boot
         # Not from this process, whose variables a backend may have changed.
         variables = boot["environment"]
+        planned = ("rank", "local_rank", "world_size", "devices", "threads", "cpus", "nodes")
         context = RankContext(
-            rank=boot["rank"],
-            local_rank=boot["local_rank"],
-            world_size=boot["world_size"],
-            devices=tuple(boot["devices"]),
-            threads=boot["threads"],
-            cpus=tuple(boot["cpus"]),
+            **{name: boot[name] for name in planned},
             parallel=msgspec.convert(boot["parallel"], Parallel),
             scratch=os.environ.get(transport.SUPERVISOR_VARIABLE),
-            nodes=boot["nodes"],
             node_rank=boot["rank"] % boot["nodes"],
             master=(variables["MASTER_ADDR"], int(variables["MASTER_PORT"])) if boot["nodes"] > 1 else None,
         )
@@ -135,8 +134,6 @@ class RankServer:
         backend = create_backend(payload["factory"])
         start = real_time.monotonic()
         info = backend.load(ModelSource(**payload["model"]), payload["options"], context)
-        if not isinstance(info, BackendInfo):
-            raise _wrong(backend, "load", info, "BackendInfo")
         self._backend, self._backend_name = backend, info.name
         gc.collect()
         gc.freeze()
@@ -159,9 +156,7 @@ class RankServer:
             # A load is more than its texts.
             count = getattr(self._backend, "count_tokens", None)
             inputs = write_texts(inputs, self._backend_name, count)
-        self._job = job = prepare(inputs, msgspec.convert(payload["params"], task.params))
-        if not hasattr(job, "run"):
-            raise _wrong(self._backend, task.method, job, "a job with run and result")
+        self._job = prepare(inputs, msgspec.convert(payload["params"], task.params))
 
     def _prepare_call(self, call: bytes) -> None:
         self._job = CallJob(call)
@@ -180,18 +175,17 @@ class RankServer:
         job = self._job
         # For functions, which may be short, the clock is not read after each call.
         repeats = iterations if isinstance(job, CallJob) else 1
-        self._iterations = []
-        self._repeats = repeats
+        self._iterations, self._repeats = [], repeats
         if (dist := _process_group()) is not None:
             dist.barrier()
-        cpu_before = self._processes.cpu_times_s()
+        self._cpu_before = self._processes.cpu_times_s()
         for _ in range(iterations // repeats):
             start_ns = real_time.monotonic_ns()
             for _ in range(repeats):
                 outcome = job.run()
             self._synchronize()
             self._iterations.append((start_ns, real_time.monotonic_ns(), outcome))
-        self._cpu_before, self._cpu_after = cpu_before, self._processes.cpu_times_s()
+        self._cpu_after = self._processes.cpu_times_s()
         if isinstance(job, CallJob):
             _check_accelerate_world()
 
@@ -217,8 +211,6 @@ class RankServer:
             tokens = self._job.count_tokens(self._repeats)
             return Iteration(start_ns=start_ns, end_ns=end_ns, repeats=self._repeats, tokens=tokens)
         generated = self._job.result(outcome)
-        if not hasattr(generated, "requests"):
-            raise _wrong(self._job, "result", generated, "a result such as Generation")
         flags.update(dict.fromkeys(getattr(generated, "flags", ())))
         spans = getattr(generated, "spans", None)
         return Iteration(
@@ -280,11 +272,6 @@ class RankServer:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-
-
-def _wrong(of: object, method: str, value: object, needed: str) -> BackendError:
-    kind = "None" if value is None else f"a {type(value).__name__}"
-    return BackendError(f"{type(of).__name__}: {method} returned {kind}, needs {needed}")
 
 
 def _seed() -> None:

@@ -52,11 +52,8 @@ class Group:
 class Supervisor:
     """Serves one client until its connection closes or the process ``client_pid`` ends.
 
-    Args:
-        client: The connection to pytest.
-        client_pid: pytest's process. A fork of pytest may keep the other end of the connection open.
-        directory: Removed at the end.
-        lock: The descriptor that locks the directory; ranks do not get it.
+    A fork of pytest may keep the other end of the connection open. The ``directory`` is removed at the end;
+    ranks do not get the descriptor that locks it.
     """
 
     def __init__(self, client: Connection, client_pid: int, directory: str, lock: int) -> None:
@@ -129,12 +126,11 @@ class Supervisor:
 
         ``descriptors`` are its socket, log and working directory, and those of the lease.
         """
-        connection, log, directory, *lease = descriptors
-        members = self._groups.setdefault(group, Group())
+        members, lease = self._groups.setdefault(group, Group()), descriptors[3:]
         pid = os.fork()
         if pid == 0:
-            self._become_rank(connection, log, directory, lease, environment, command)
-        for each in (connection, log, directory, *(lease if members.lease else ())):
+            self._become_rank(descriptors, environment, command)
+        for each in (*descriptors[:3], *(lease if members.lease else ())):
             os.close(each)
         members.lease = members.lease or lease
         members.living.add(pid)
@@ -143,25 +139,20 @@ class Supervisor:
         return pid
 
     def _become_rank(
-        self,
-        connection: int,
-        log: int,
-        directory: int,
-        lease: list[int],
-        environment: dict[str, str],
-        command: list[str] | None,
+        self, descriptors: list[int], environment: dict[str, str], command: list[str] | None
     ) -> NoReturn:
         """In a new process: drop everything of the supervisor, then run the rank's program."""
         try:
             die_with_parent(self._pid)
             # A living rank adopts what its own children leave behind.
             proctree.become_subreaper()
-            own = [*self._signals.close(), *self._watched, self._lock]
             os.setsid()
+            connection, log, directory, *lease = descriptors
             os.fchdir(directory)
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (log, 1), (log, 2)):
                 os.dup2(source, target)
+            own = [*self._signals.close(), *self._watched, self._lock]
             if command is not None:
                 for each in (connection, *lease):
                     os.set_inheritable(each, True)
@@ -186,10 +177,10 @@ class Supervisor:
         return self._exit_codes.get(pid)
 
     def _signal(self, group: str, number: int) -> None:
-        proctree.send_signal(self._groups.get(group, Group()).living, number)
+        proctree.send_signal(self._groups[group].living, number)
 
-    def _kill(self, group: str) -> list[int]:
-        """Kill a group, then free its devices. Returns what is stuck in the kernel, and holds them itself."""
+    def _kill(self, group: str) -> None:
+        """Kill a group, then free its devices. What is stuck in the kernel holds them itself."""
         members = self._groups.get(group, Group())
         deadline = time.monotonic() + timeouts.GROUP_KILL_TIMEOUT_S
         while (members.living or self._strays()) and time.monotonic() < deadline:
@@ -201,14 +192,12 @@ class Supervisor:
         for each in members.lease:
             os.close(each)
         self._groups.pop(group, None)
-        return sorted(members.living)
 
     def _reap(self) -> None:
         for pid, code in proctree.reap():
+            self._exit_codes[pid] = code
             for group in self._groups.values():
-                if pid in group.living:
-                    group.living.discard(pid)
-                    self._exit_codes[pid] = code
+                group.living.discard(pid)
 
     def _strays(self) -> set[int]:
         """Return processes that ended ranks have left behind. A living rank is the parent of its orphans."""
@@ -216,11 +205,7 @@ class Supervisor:
 
 
 def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
-    """Import modules for all later forks.
-
-    Raises:
-        PreloadError: If an import fails, or initialises CUDA.
-    """
+    """Import modules for all later forks, or raise ``PreloadError``."""
     sys.path[:] = sys_path
     for name in names:
         try:

@@ -21,12 +21,6 @@ SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 #: How many descriptors the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
 MAX_DESCRIPTORS = 253
 
-#: Received descriptors must not leak into a process that another thread starts at the same time.
-CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-
-#: About the longest wait that poll(2) accepts, which takes milliseconds as an int.
-LONGEST_POLL_S = 2e6
-
 
 def connection_pair() -> tuple[Connection, Connection]:
     """Return two connected ends."""
@@ -35,14 +29,14 @@ def connection_pair() -> tuple[Connection, Connection]:
 
 
 def wait(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
-    """Return the readable connections; empty at the time limit.
+    """Return the readable connections; empty at the time limit, or after some weeks: poll(2) takes no more.
 
     ``multiprocessing.connection.wait`` asks the clock, and never returns in a test that has stopped it.
     """
     by_number, poll = {each.fileno(): each for each in connections}, select.poll()
     for number in by_number:
         poll.register(number, select.POLLIN)
-    return [by_number[number] for number, _ in poll.poll(min(timeout_s, LONGEST_POLL_S) * 1e3)]
+    return [by_number[number] for number, _ in poll.poll(min(timeout_s, 2e6) * 1e3)]
 
 
 @contextmanager
@@ -55,10 +49,7 @@ def _as_socket(connection: Connection) -> Iterator[Any]:
 
 
 def set_time_limit(connection: Connection, seconds: float) -> None:
-    """Let each read and write of a connection fail after so many seconds; 0 for no limit.
-
-    A side that stops within a message must not block the other.
-    """
+    """Let a read or write fail if the other side stops within a message; 0 for no limit."""
     limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with _as_socket(connection) as borrowed:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -66,19 +57,18 @@ def set_time_limit(connection: Connection, seconds: float) -> None:
 
 
 def send_with_files(connection: Connection, message: Any, descriptors: Sequence[int] = ()) -> None:
-    """Send a message and copies of open files. Raises ``OSError`` if the other side is gone."""
+    """Send a message and copies of open files."""
     with _as_socket(connection) as borrowed:
         socket.send_fds(borrowed, [b"f"], list(descriptors))
     connection.send(message)
 
 
 def receive_with_files(connection: Connection) -> tuple[Any, list[int]]:
-    """Return the next message and its open files, which the caller has to close.
-
-    Raises ``EOFError`` or ``OSError`` if the other side is gone.
-    """
+    """Return the next message and its open files. Raises as ``Connection.recv`` does."""
     with _as_socket(connection) as borrowed:
-        begin, descriptors, _, _ = socket.recv_fds(borrowed, 1, MAX_DESCRIPTORS, CLOSE_ON_EXEC)
+        # They must not leak into programs that this process starts.
+        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        begin, descriptors, _, _ = socket.recv_fds(borrowed, 1, MAX_DESCRIPTORS, flags)
     if not begin:
         raise EOFError
     return connection.recv(), descriptors

@@ -46,18 +46,15 @@ def cpu_time_used_s(before: Mapping[int, float], after: Mapping[int, float]) -> 
 
 
 class BackendProcesses:
-    """Processes that a backend has started or attached to, besides that of its rank.
-
-    ``servers`` are the pids of ``workers`` that stand for a server or that the rank has not started.
-    ``has_peak_memory`` is whether the peak memory of the work is known: it is not for processes that ran
-    before, nor for GPU memory of other processes.
-    """
+    """Processes that a backend has started or attached to, besides that of its rank."""
 
     def __init__(self, workers: Sequence[BackendWorker] = (), *, on_gpu: bool = False) -> None:
         self._has_workers = bool(workers)
+        #: Pids of those that stand for a server or that the rank has not started.
         self.servers: tuple[int, ...] = tuple(
             worker.pid for worker in workers if (worker.server or worker.attached) and worker.pid
         )
+        # The peak memory of processes that ran before is unknown, and so is GPU memory of others.
         elsewhere = on_gpu and any(worker.pid != os.getpid() for worker in workers)
         self.has_peak_memory: bool = not elsewhere and not any(worker.attached for worker in workers)
 
@@ -69,7 +66,7 @@ class BackendProcesses:
         return frozenset(proctree.descendants({own, *self.servers}) - {own})
 
     def cpu_times_s(self) -> dict[int, float]:
-        """Return the CPU time (s) of each so far, with this process as 0; see ``cpu_time_used_s``."""
+        """Return the CPU time (s) of each and of this process so far, by pid; see ``cpu_times_s``."""
         return cpu_times_s(self.pids())
 
 
@@ -98,11 +95,7 @@ def peak_memory_bytes(others: Iterable[int] = ()) -> int | None:
 
 
 def memory_bytes(pid: int | None = None) -> int | None:
-    """Return the memory in use without caches of freed memory; ``None`` if the system does not report it.
-
-    Args:
-        pid: Another process, whose GPU memory is not counted; by default this one.
-    """
+    """Return the memory that this process uses without caches of freed memory, or another one on the CPU."""
     if pid is None and (cuda := _cuda_in_use()) is not None:
         cuda.empty_cache()
         return sum(int(cuda.memory_allocated(index)) for index in range(cuda.device_count()))

@@ -20,23 +20,19 @@ from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_f
 
 
 class RankWorkload:
-    """A job that every rank of a group has prepared.
+    """A job that every rank of a group has prepared. ``timeout_s`` limits each request.
 
     Each ``replica_size`` consecutive ranks have the same inputs. Only the results of the first of them count.
     The others must have made the same, or hold their host's part of a backend that the first one runs.
-
-    Attributes:
-        peak_memory_bytes: The highest sum over ranks in any round, ``None`` if unknown.
-        rank_peak_memory_bytes: The highest use of each rank in any round.
-        slo: Limits of the latencies of a served load.
     """
 
     def __init__(self, group: RankGroup, timeout_s: float, slo: Slo | None = None) -> None:
         self._group = group
-        self.slo = slo
-        #: Time limit of each request.
         self._timeout_s = timeout_s
         self._replica_size = group.plan.replica_size
+        #: Limits of the latencies of a served load.
+        self.slo = slo
+        #: The highest sum over ranks in any round, and the highest use of each rank.
         self.peak_memory_bytes: int | None = None
         self.rank_peak_memory_bytes: list[int | None] = [None] * len(group.ranks)
 
@@ -49,11 +45,7 @@ class RankWorkload:
         self._request("work", iterations)
 
     def timeline(self) -> Timeline:
-        """Return the timestamps and token counts of the last round.
-
-        Raises:
-            WorkerError: If ranks with the same inputs have made different numbers of tokens.
-        """
+        """Return the timestamps and token counts of the last round."""
         answers = self._request("timeline")
         peaks = [peak for _, peak in answers]
         self.rank_peak_memory_bytes = list(map(_highest, self.rank_peak_memory_bytes, peaks))
@@ -124,10 +116,7 @@ class CallsInRanks(RankWorkload):
 
 
 def task_workload(group: RankGroup, inputs: Inputs, params: Params, timeout_s: float) -> RankWorkload:
-    """Prepare a batch, which is split over data-parallel ranks into consecutive parts.
-
-    ``timeout_s`` limits the preparation and each round.
-    """
+    """Prepare a batch, which is split over data-parallel ranks into consecutive parts."""
     size = group.plan.replica_size
     task = {"task": TASKS[params.task].name, "params": msgspec.to_builtins(params)}
     parts = split_prompts(inputs, len(group.ranks) // size)
@@ -143,14 +132,7 @@ def call_workload(
     timeout_s: float,
     tokens: TokensPerCall = UNCOUNTED,
 ) -> CallsInRanks:
-    """Prepare the same call of a function, or of one named ``"module:function"``, on every rank.
-
-    ``timeout_s`` limits the preparation and each round.
-
-    Raises:
-        PlanError: The function would only make a coroutine or generator.
-        WorkerError: It or an argument cannot be pickled, or as for ``RankGroup.request``.
-    """
+    """Prepare the same call of a function, or of one named ``"module:function"``, on every rank."""
     if callable(function) and is_lazy(function):
         raise PlanError(f"workers: {REFUSAL}")
     try:
@@ -173,9 +155,9 @@ def split_prompts(prompts: Inputs, n: int) -> list[list[str | Request]]:
 
 
 def _counts(rank: RankTimeline) -> list[object]:
-    requests = [each for one in rank.iterations for each in one.requests]
-    return [each.tokens for each in rank.iterations] + [
-        (each.input_tokens, each.output_tokens) for each in requests
+    return [
+        (one.tokens, [(each.input_tokens, each.output_tokens) for each in one.requests])
+        for one in rank.iterations
     ]
 
 

@@ -127,7 +127,7 @@ class LoadedRanks:
 
     def load(self, **options: Any) -> None:
         """Load the model with these options, replacing the loaded one."""
-        load = Load.from_options(self.spec, resolve_model(self.model), options)
+        load = Load(self.spec, resolve_model(self.model), options)
         with shared_environment():
             self.group, self.info = self.pool.get_loaded(self.plan, load)
 

@@ -196,7 +196,7 @@ def generate_over_hosts(directory: Path, *, kill: bool = False) -> tuple[RankGro
     with open_gang(directory) as gang:
         try:
             pool.use_hosts(gang.hosts)
-            group, _ = pool.get_loaded(plan, Load.from_options(SPEC, resolve_model(TINY), EAGER))
+            group, _ = pool.get_loaded(plan, Load(SPEC, resolve_model(TINY), EAGER))
             params = GenerationParams(max_new_tokens=400 if kill else 8, ignore_eos=True)
             workload = task_workload(group, PROMPTS, params, 300.0)
             if kill:

@@ -54,7 +54,7 @@ def test_the_first_cause_on_any_host_is_shown_with_traceback_and_output(
     text = str(caught.value)
     assert text.startswith(f"rank 3 of 4 on n2 (cpu, pid {pids[3]}): CauseError: the real cause\n")
     assert "raise CauseError" in text
-    assert re.search(r"\n\nranks [012], [012], [012]: RuntimeError: what came of it$", text)
+    assert re.search(r"\n\nrank [012]: RuntimeError: what came of it$", text)
     assert caught.value.sections == tuple(
         (f"output of rank {rank}", f"this is rank {rank}") for rank in (3, 0, 1, 2)
     )
@@ -112,7 +112,7 @@ def test_a_killed_supervisor_is_named_with_its_host(gang: Gang, ranks: RankGroup
 
     timer = Timer(1.0, kill_both)
     timer.start()
-    with pytest.raises(WorkerError, match=r"n2: the supervisor of the ranks \(.*\) was ended by SIGKILL"):
+    with pytest.raises(WorkerError, match=r"n2: the supervisor of the ranks \(.*\) has ended"):
         run(ranks, work)
     assert gang.clients[1].lost is None
     assert run(gang.start(), max, 1, 2) == [2] * 4
@@ -197,9 +197,7 @@ def test_a_frozen_host_is_the_cause_of_errors_about_lost_peers(
     with pytest.raises(WorkerError) as caught:
         run(group, work)
     os.kill(pid, signal.SIGCONT)
-    first, other = str(caught.value).splitlines()
-    assert first == "n2: its agent has not answered for 3 s; ranks 2, 3 of 4 ended with it"
-    assert re.fullmatch(r"ranks [01], [01]: RuntimeError: gloo/.*", other)
+    assert str(caught.value) == "n2: its agent has not answered for 3 s; ranks 2, 3 of 4 ended with it"
 
 
 def test_a_host_that_freezes_within_a_large_message_does_not_block(

@@ -146,7 +146,7 @@ def test_output_is_kept_on_the_host_of_each_rank(tmp_path: Path) -> None:
         run(group, print, "earlier output")
         with pytest.raises(WorkerError) as caught:
             run(group, exec, "print('before the error'); raise ValueError")
-    assert {text for _, text in caught.value.sections} == {"before the error"}
+    assert {text for _, text in caught.value.sections} == {"earlier output\nbefore the error"}
     logs = sorted((tmp_path / "logs").glob("*/*/rank*.log"), key=lambda log: log.name)
     # Hosts may share the directory.
     places = [(log.parent.parent.name, log.name) for log in logs]

@@ -47,7 +47,7 @@ def loaded(gang: Gang, degrees: Parallel, each: int = 1, **options: float) -> It
     pool = RankPool(60.0, "spawn", "module")
     try:
         pool.use_hosts(gang.hosts)
-        load = Load.from_options(spread_engine.SPEC, ModelSource("hub", "owner/name"), options)
+        load = Load(spread_engine.SPEC, ModelSource("hub", "owner/name"), options)
         yield pool.get_loaded(plan(degrees, each), load)[0]
     finally:
         pool.close()

@@ -171,50 +171,6 @@ def test_hook_that_fails_is_named(quick: pytest.Pytester, body: str, shown: str)
     assert "\n" not in message
 
 
-CARELESS = """
-from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.record.record import BackendInfo
-
-class Job:
-    def run(self): pass
-    def result(self, outcome): return []
-
-class Careless:
-    def load(self, model, options, context): return {load}
-    def prepare(self, prompts, params): return {prepare}
-    def synchronize(self): pass
-    def close(self): pass
-
-SPEC = BackendSpec("careless", "careless:Careless", (), "", Capabilities())
-"""
-INFO = 'BackendInfo(name="careless", version="1", model=model.label)'
-
-
-@pytest.mark.parametrize(
-    ("load", "prepare", "message"),
-    [
-        ("None", "Job()", "Careless: load returned None, needs BackendInfo"),
-        (INFO, "None", "Careless: prepare returned None, needs a job with run and result"),
-        (INFO, "Job()", "Job: result returned a list, needs a result such as Generation"),
-    ],
-)
-@pytest.mark.slow
-def test_wrong_values_of_a_backend_are_named(
-    quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, load: str, prepare: str, message: str
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(quick.path), *filter(None, sys.path)]))
-    (quick.path / "careless.py").write_text(CARELESS.format(load=load, prepare=prepare))
-    quick.makeconftest(
-        "def pytest_llenergy_backends(config):\n    import careless\n    return [careless.SPEC]\n"
-    )
-    quick.makepyfile("def test_it(energy, backend): energy(backend.generate, ['abc'], max_new_tokens=2)\n")
-    result = quick.runpytest_subprocess("--energy-backend=careless", "-p", "no:cacheprovider")
-    result.assert_outcomes(failed=1)
-    text = " ".join(result.stdout.str().split())
-    assert f"BackendError: {message}" in text
-    assert "Traceback" not in text
-
-
 def test_hook_without_meters_is_named(quick: pytest.Pytester) -> None:
     conftest = quick.path / "conftest.py"
     conftest.write_text("def pytest_llenergy_meters(config): return ['x']\n")

@@ -47,7 +47,7 @@ def run_until_it_hangs(ranks: RankGroup, function: Callable[..., Any] | str, *ar
 
     def wait(connections: Iterable[Connection], timeout_s: float) -> list[Connection]:
         deadline = time.monotonic() + 60
-        while not all("begun" in rank.log.tail() for rank in ranks._ranks):
+        while not all("begun" in rank.tail() for rank in ranks._ranks):
             assert time.monotonic() < deadline, "the ranks do not get to where they hang"
             time.sleep(0.01)
         return transport.wait(connections, 0)

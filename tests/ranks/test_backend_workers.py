@@ -81,7 +81,7 @@ def test_two_mig_instances_are_refused() -> None:
 
 
 def test_started_processes_are_recorded(pool: RankPool, spec: BackendSpec) -> None:
-    group, info = pool.get_loaded(PLAN, Load.from_options(spec, MODEL, {"starts": 2}))
+    group, info = pool.get_loaded(PLAN, Load(spec, MODEL, {"starts": 2}))
     assert info.version == "('cpu',)"
     parents = {psutil.Process(pid).ppid() for pid in group.ranks[0].workers}
     assert (len(group.ranks[0].workers), parents) == (2, {group.ranks[0].pid})
@@ -99,4 +99,4 @@ def test_processes_that_differ_from_the_plan_are_refused(
     pool: RankPool, spec: BackendSpec, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(WorkerPlacementError, match=message):
-        pool.get_loaded(PLAN, Load.from_options(spec, MODEL, options))
+        pool.get_loaded(PLAN, Load(spec, MODEL, options))

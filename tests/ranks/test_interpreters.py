@@ -96,7 +96,7 @@ class TestRanks:
     @pytest.fixture
     def found(self, pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
-        load = Load.from_options(spec(other), ModelSource("directory", "/m"), {})
+        load = Load(spec(other), ModelSource("directory", "/m"), {})
         _, info = pool.get_loaded(plan(other), load)
         return info.options
 

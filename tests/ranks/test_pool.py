@@ -107,7 +107,7 @@ class TestSharing:
     ) -> None:
         groups = []
         for name in ("one", "two"):
-            group, info = pool.get_loaded(plan(1), Load.from_options(spec, model(name), {}))
+            group, info = pool.get_loaded(plan(1), Load(spec, model(name), {}))
             # The first is gone when the second is loaded.
             assert info.model == f"{name} of 1"
             groups.append(group.ranks[0].pid)
@@ -119,7 +119,7 @@ class TestSharing:
     ) -> None:
         waits = []
         for _ in range(2):
-            group, info = pool.get_loaded(plan(1), Load.from_options(spec, model("one"), {}))
+            group, info = pool.get_loaded(plan(1), Load(spec, model("one"), {}))
             waits.append((group.start_s, info.load_s))
             pool.finish_test()
         assert waits[0][0] > 0

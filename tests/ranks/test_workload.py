@@ -66,7 +66,7 @@ def count_flops(name: str, prompts: list[str], parallel: Parallel) -> Flops:
     pool = RankPool(60.0, "spawn", "module")
     try:
         ranks = plan_processes(row, parallel, Lease(devices=("cpu",) * 4), [0, 1], 1)
-        group, _ = pool.get_loaded(ranks, Load.from_options(spec, ModelSource("directory", "/a"), {}))
+        group, _ = pool.get_loaded(ranks, Load(spec, ModelSource("directory", "/a"), {}))
         workload = task_workload(group, prompts, GenerationParams(), 60)
         workload.run_round()
         return workload.flops()
