@@ -15,22 +15,17 @@ from pytest_llenergy.devices.occupancy import IDLE_BYTES, read_memory_use
 from pytest_llenergy.devices.request import GpuRequest, format_memory, parse_memory
 from pytest_llenergy.devices.visibility import (
     OVERRIDE,
-    VISIBLE_DEVICES,
     VisibleDevices,
     describe_settings,
     parse_selection,
     parse_visible_devices,
 )
 from pytest_llenergy.errors import DeviceError
-from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.record import Flag
 
 
 class ShortageError(DeviceError):
-    """Fewer GPUs fit than the test requests, or the environment hides them all.
-
-    This is a reason to skip the test, not a fault. Any other ``DeviceError`` is a fault.
-    """
+    """Fewer GPUs fit than requested: a reason to skip the test. Any other ``DeviceError`` is a fault."""
 
 
 def select_devices(
@@ -38,7 +33,6 @@ def select_devices(
     selection: str | None = None,
     environment: Mapping[str, str] = os.environ,
     warm: Collection[str] = (),
-    before: Sequence[Board] = (),
 ) -> Lease:
     """Select the devices that a test prefers, and list all suitable ones in ``choices``, preferred first.
 
@@ -47,10 +41,7 @@ def select_devices(
     Args:
         request: What the test requests; None for the CPU, as one rank.
         selection: Value of ``--energy-gpus``; without it the environment decides.
-        environment: The environment.
         warm: UUIDs of devices on which ranks of this run wait for work.
-        before: The boards with which the result will be compared. If this host has enough boards of their
-            kind, the test gets no others.
 
     Raises:
         ShortageError: Fewer GPUs fit than requested and the mark has no fallback, or the environment cannot
@@ -71,7 +62,7 @@ def select_devices(
     fitting = [uuid for uuid in leasable.uuids if _find_mismatch(request, uuid, inventory) is None]
     if len(fitting) >= request.n:
         preferred = _sort_by_preference(fitting, warm) if len(fitting) > request.n else fitting
-        choices = _keep_one_kind([_lease_one(uuid, inventory) for uuid in preferred], request.n, before)
+        choices = _keep_one_model([_lease_one(uuid, inventory) for uuid in preferred], request.n)
         plan = Lease((), choices=tuple(choices), order=tuple(fitting))
         return replace(plan.select(range(request.n)), choices=plan.choices, order=plan.order)
     if inventory.lost and len(fitting) + len(inventory.lost) >= request.n and not leasable.on_purpose:
@@ -88,10 +79,6 @@ def request_visible(
     """Return a request for all GPUs that this process may use, or None if it may use none.
 
     A flag says if the host has GPUs that are therefore not measured.
-
-    Raises:
-        ShortageError: As for ``select_devices``.
-        DeviceError: ``selection`` names a missing device.
     """
     inventory = find_gpus()
     leasable = list_leasable(inventory, selection, environment)
@@ -112,8 +99,8 @@ def list_leasable(
     """Return the devices that tests may lease, and why others of the host are excluded.
 
     A board that MIG divides cannot be leased. Its instances can be leased if the request is for
-    ``instances``, if the user names them, or if the host has nothing else. A list of boards allows no more of
-    their instances than CUDA would show.
+    ``instances``, if the user names them, or if the host has nothing else: then those that CUDA shows to one
+    process.
 
     Raises:
         DeviceError: A list of devices is invalid.
@@ -126,14 +113,12 @@ def list_leasable(
     empty = [uuid for uuid in listed.uuids if uuid in inventory.mig_enabled and uuid not in divided]
     whole = [uuid for uuid in listed.uuids if uuid not in divided and uuid not in empty]
     parts = [part for uuid in divided for part in inventory.board_instances(uuid)]
-    unlisted = selection is not None or VISIBLE_DEVICES not in environment
-    shown = parts if instances and unlisted else inventory.shown_to_one_process(parts)
     notes = []
     if instances:
         kept = [uuid for uuid in whole if inventory.instance(uuid) is not None]
-        kept += [part.uuid for part in shown]
+        kept += [part.uuid for part in parts]
     else:
-        kept = whole or [part.uuid for part in shown]
+        kept = whole or [part.uuid for part in inventory.shown_to_one_process(parts)]
         if divided:
             names = ",".join(part.uuid for part in parts)
             named = f"name instances with --energy-gpus={names}, or request them with gpus(mig=...)"
@@ -183,26 +168,16 @@ def _sort_by_preference(uuids: Sequence[str], warm: Collection[str]) -> list[str
     return sorted(uuids, key=lambda uuid: (uuid not in warm, max(used.get(uuid, sys.maxsize), IDLE_BYTES)))
 
 
-def _keep_one_kind(leases: list[Lease], n: int, before: Sequence[Board]) -> list[Lease]:
-    """Keep the devices of the kind on which a test ran before, or for several those of the first kind.
+def _keep_one_model(leases: list[Lease], n: int) -> list[Lease]:
+    """Keep the devices of the first model of which there are ``n``, if a test wants several.
 
-    A test on several kinds would be as slow as the slowest, and its energy could not be compared with that
-    of a test on other boards. If no kind has enough devices, all are kept.
+    A test on several models would be as slow as the slowest, and its energy could not be compared with that
+    of a test on other boards. If no model has enough devices, all are kept.
     """
-    kinds: dict[object, list[Lease]] = {}
+    models: dict[tuple[str, ...], list[Lease]] = {}
     for lease in leases:
-        kinds.setdefault(_kind(lease.boards[0]), []).append(lease)
-    enough = {kind: group for kind, group in kinds.items() if len(group) >= n}
-    wanted = {_kind(board) for board in before}
-    if len(wanted) == 1 and wanted <= enough.keys():
-        return enough[wanted.pop()]
-    return next(iter(enough.values()), leases) if n > 1 else leases
-
-
-def _kind(device: Board) -> object:
-    """Return what comparable devices have in common, see ``compare.comparability``."""
-    memory_gib = None if device.memory_bytes is None else round(device.memory_bytes / 2**30, 1)
-    return device.name, memory_gib, device.power_limit_w
+        models.setdefault(lease.names, []).append(lease)
+    return next((group for group in models.values() if len(group) >= n > 1), leases)
 
 
 def _lease_one(uuid: str, inventory: Inventory) -> Lease:

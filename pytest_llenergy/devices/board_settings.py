@@ -88,13 +88,7 @@ def parse_settings(values: Mapping[str, object], parameters: Mapping[str, object
 def apply_settings(
     settings: GpuSettings, lease: Lease, directory: LockDirectory, descriptors: Sequence[int]
 ) -> Iterator[list[BoardSettings]]:
-    """Apply settings to the boards of a lease until the block ends.
-
-    Args:
-        settings: The settings.
-        lease: The boards.
-        directory: Where the changes are noted.
-        descriptors: Open files of the lease.
+    """Apply settings to the boards of a lease, whose open files are ``descriptors``, until the block ends.
 
     Raises:
         SettingsRefusedError: The boards, the driver or the rights of this user do not allow it.

@@ -46,10 +46,7 @@ class Instance:
     Attributes:
         uuid: UUID of the instance.
         board: UUID of its board.
-        gpu_instance: Id of its GPU instance.
-        compute_instance: Id of its compute instance.
-        profile: Profile such as ``1g.10gb``; None if the driver does not report it.
-        memory_bytes: Total memory; None if the driver does not report it.
+        profile: Such as ``1g.10gb``; None if the driver does not report it.
     """
 
     uuid: str
@@ -76,7 +73,6 @@ class Inventory:
 
     Attributes:
         boards: Boards that answer, in PCI order.
-        instances: MIG instances of all boards.
         driver: Version of the NVIDIA driver.
         mig_enabled: UUIDs of the boards in MIG mode, with or without instances.
         driver_missing: Why no driver is available; None if one is.

@@ -31,9 +31,9 @@ class DeviceLock:
 
 @dataclass(frozen=True)
 class LockRequest:
-    """A request for all locks of ``always``, and for ``n`` of the ``choices``.
+    """A request for all locks of ``always``, and for those of ``n`` choices.
 
-    A choice is one device with all locks that it needs; the lock of the device itself comes first.
+    A choice is the lock of one device, followed by others that it needs.
     """
 
     always: tuple[DeviceLock, ...] = ()
@@ -72,11 +72,9 @@ class Lease:
 
     Attributes:
         devices: One per rank: the full UUID of a GPU or MIG instance, or ``cpu`` for each CPU rank.
-        boards: A description of each leased GPU.
-        indices: Their places in PCI order.
+        indices: Places of the GPUs in PCI order.
         fallback: ``"cpu"`` if GPUs were requested and the mark allowed CPU ranks instead.
         divided: The boards that leased MIG instances are part of.
-        choices: A lease for each suitable device.
         order: The order of the environment, which the devices that are taken keep.
     """
 
@@ -112,11 +110,7 @@ class Lease:
 
     @property
     def locks(self) -> tuple[DeviceLock, ...]:
-        """Exclusive locks on the devices, and shared locks on the boards of leased instances.
-
-        Tests on sibling instances may run at the same time. Both then measure the energy of the whole board,
-        which the flag ``meter`` reports.
-        """
+        """Exclusive locks on the devices, and shared locks on the boards of leased instances."""
         devices = [DeviceLock(device) for device in dict.fromkeys(self.devices)]
         return (*devices, *(DeviceLock(board, shared=True) for board in self.divided))
 

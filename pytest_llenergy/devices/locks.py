@@ -230,24 +230,27 @@ def acquire(
     Raises:
         DeviceError: The wait timed out (the message names all holders), or there is no lock directory.
     """
-    directory, held = open_directory(), None
     gpus = tuple(lock for lock in request.always if lock.device != CPU)
     host = tuple(lock for lock in request.always if lock.device == CPU)
+    directory = open_directory()
+    release = directory.close
     try:
         held = Held(directory, test)
+        release = held.release
         pauses = _wait(held, request, wait_s, on_wait)
         held.chosen = held.take(replace(request, always=gpus), pauses)
         if host:
             held.take(LockRequest(host), pauses)
-    except BaseException as error:
-        (held.release if held is not None else directory.close)()
-        if isinstance(error, OSError):
-            raise DeviceError(
-                f"gpus: no lease can be taken in {directory.path}: {error}; set {LOCK_DIR_VARIABLE} to "
-                "another directory"
-            ) from None
+        return held
+    except OSError as error:
+        release()
+        raise DeviceError(
+            f"gpus: no lease can be taken in {directory.path}: {error}; set {LOCK_DIR_VARIABLE} to another "
+            "directory"
+        ) from None
+    except BaseException:
+        release()
         raise
-    return held
 
 
 def _wait(held: Held, request: LockRequest, wait_s: float, on_wait: Callable[[str], None]) -> Iterator[bool]:

@@ -22,12 +22,7 @@ VALUE_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 class BoardHandle(NamedTuple):
     """An open board, looked up by its own UUID or by that of one of its MIG instances.
 
-    Attributes:
-        uuid: UUID of the board.
-        name: Product name.
-        handle: NVML handle of the board.
-        lookup_uuid: UUID that was looked up.
-        device: NVML handle of what ``lookup_uuid`` names: the board, or the instance.
+    ``lookup_uuid`` is what was looked up, and ``device`` the NVML handle of that: the board or the instance.
     """
 
     uuid: str
@@ -63,7 +58,7 @@ class Session:
 
     Raises:
         NoDriverError: The host has no driver, or pynvml is missing.
-        DeviceError: The driver refuses, or pynvml is another package.
+        DeviceError: The driver refuses, or pynvml is another package or file.
     """
 
     def __init__(self) -> None:
@@ -155,12 +150,6 @@ class Session:
 
 
 def _import_pynvml() -> Any:
-    """Import pynvml of nvidia-ml-py.
-
-    Raises:
-        NoDriverError: It is missing.
-        DeviceError: Another package or file has its name.
-    """
     try:
         # The obsolete package pynvml, which other packages install, warns on import.
         with warnings.catch_warnings():

@@ -46,7 +46,6 @@ class BoardUse:
     """Use of a board or instance by processes outside this run.
 
     Attributes:
-        uuid: The board or instance.
         processes: The other processes that compute there.
         memory_bytes: Memory that no visible process holds, if that is too much for an idle board.
         unknown: Why other processes are unknown.

@@ -59,8 +59,8 @@ def run_test(
         worker_input: As pytest-xdist gives it to its workers.
         base_temp: Directory for ``tmp_path``.
         path: File of the test.
-        names: As ``names_of`` returns them.
-        node_id: The id of the test in reports.
+        names: ``names_of`` the test.
+        node_id: Its id in reports.
         lease: Its devices.
 
     Raises:

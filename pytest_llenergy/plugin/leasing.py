@@ -51,7 +51,8 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     state, draft = state_of(item.config), draft_of(item)
     draft.wanted_settings = plan_of(item).gpu_settings
     # An earlier attempt may have left them.
-    draft.lease, draft.settings, draft.gang, draft.lease_wait_s = None, (), None, None
+    draft.lease = draft.gang = draft.lease_wait_s = None
+    draft.settings = ()
     state.pool.begin_test(str(item.path))
     wanted_settings = gpu_settings_of(item, draft.wanted_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
@@ -90,7 +91,6 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         lease = state.keeper.lease(possible, state.lease_timeout, item.nodeid, host, show)
     try:
         draft.lease, draft.lease_intact = lease, state.keeper.is_intact
-        state.note_boards(item, lease)
         with _record_wait(item) as show:
             _wait_until_free(lease, state, draft, show)
         with ExitStack() as stack:
@@ -113,9 +113,8 @@ def _choose_devices(
         if every:
             request, flags = request_visible(settings.gpus, state.environment)
             draft_of(item).flags += flags
-        before = state.boards_before(item) if request is not None else ()
         allowed = state.allowed_gpus(item, request)
-        return select_devices(request, allowed, state.environment, state.warm, before)
+        return select_devices(request, allowed, state.environment, state.warm)
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
         has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"

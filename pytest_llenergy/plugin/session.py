@@ -17,7 +17,7 @@ from pytest_llenergy.backends.models import ModelSource, resolve_model
 from pytest_llenergy.backends.registry import load_backends, select_backends
 from pytest_llenergy.backends.server.process import ProcessFamily, find_running, find_running_pids
 from pytest_llenergy.devices.inventory import find_gpus
-from pytest_llenergy.devices.lease import CPU, Lease
+from pytest_llenergy.devices.lease import CPU
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.meters.base import MeterSpec
@@ -34,7 +34,6 @@ from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.ranks.transport import SUPERVISOR_VARIABLE
 from pytest_llenergy.record.entry_points import LoadedEntryPoints, describe_error, load_entry_points
-from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.text import escape_surrogates
 
 if TYPE_CHECKING:
@@ -57,8 +56,6 @@ class RunState:
         self.environment: Mapping[str, str] = config.stash[ENVIRONMENT]
         #: The GPUs that ``--energy-worker-gpus`` gives this process.
         self.worker_gpus = config.stash.get(WORKER_GPUS, None)
-        #: Boards of the tests that have run, by node id: a rerun gets the same model.
-        self._boards: dict[str, tuple[Board, ...]] = {}
         if is_worker(config):
             # Otherwise this process would notice only after five seconds that the controller was killed.
             die_with_parent(os.getppid())
@@ -148,22 +145,6 @@ class RunState:
     def warm(self) -> frozenset[str]:
         """Devices on which ranks wait for the next test."""
         return self.pool.devices if "pool" in self.__dict__ else frozenset()
-
-    def note_boards(self, item: pytest.Item, lease: Lease) -> None:
-        """Note on which boards a test runs, for its reruns."""
-        self._boards[item.nodeid] = lease.boards
-
-    def boards_before(self, item: pytest.Item) -> Sequence[Board]:
-        """Return the boards whose model a test must get: of its last attempt, or else of its baseline."""
-        if item.nodeid in self._boards:
-            return self._boards[item.nodeid]
-        if self.settings.compare is None:
-            return ()
-        from pytest_llenergy.plugin.baseline import baseline_of
-
-        stored = baseline_of(self._config)
-        record = stored.records.get(self._record_id(item)) if stored is not None else None
-        return record.boards if record is not None else ()
 
     def allowed_gpus(self, item: pytest.Item, wanted: GpuRequest | None) -> str | None:
         """Return the GPUs that a test may use, as ``--energy-gpus`` names them.

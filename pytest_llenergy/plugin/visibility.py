@@ -30,7 +30,7 @@ def restrict_this_process(item: pytest.Item, lease: Lease, own: Lease | None = N
 
     Args:
         item: The test.
-        lease: Its lease.
+        lease: What it has leased.
         own: The GPUs that this process has for all its tests, which it goes on seeing.
 
     Raises:

@@ -39,7 +39,6 @@ class WorkerGpus:
 
     Attributes:
         parts: A lease of each, in the order in which CUDA numbers them.
-        held: Their locks.
         selection: Value of ``--energy-gpus``.
         environment: The environment before they were made visible.
         skip: Why tests that use them are skipped: others do, with ``--energy-busy=skip``.

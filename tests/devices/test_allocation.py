@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a request to devices, over the real NVML of a machine with three boards of two models."""
+"""Which devices fit a request, in which order they are tried, and what a shortage says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -16,9 +16,10 @@ from pytest_llenergy.devices.visibility import DEVICE_ORDER, VISIBLE_DEVICES
 from pytest_llenergy.errors import DeviceError
 
 from ..nvml_sim import Board, MigInstance, World
-from ..nvml_sim.boards import GIB
+from ..nvml_sim.boards import GIB, MIB
 
 Attach = Callable[[World], ModuleType]
+Host = Callable[..., list[str]]
 DRIVER_NOT_LOADED = 9
 
 
@@ -141,7 +142,7 @@ def test_ranks_run_on_the_cpu_only_with_a_fallback(uuids: list[str]) -> None:
     assert select_devices(GpuRequest(4, per_host=2, fallback="cpu"), environment={}).devices == ("cpu",) * 4
 
 
-@pytest.mark.parametrize("selection", ["9", "GPU-zz", "0,0", "abc", "all,0", "0,,1", "MIG-x"])
+@pytest.mark.parametrize("selection", ["9", "0,0", "all,0", "MIG-x"])
 def test_a_selection_of_a_missing_device_is_an_error_not_a_shortage(uuids: list[str], selection: str) -> None:
     with pytest.raises(DeviceError, match=r"^--energy-gpus: '.*' ") as caught:
         select_devices(GpuRequest(1, fallback="cpu"), selection, {})
@@ -183,3 +184,120 @@ class TestLostBoard:
             select_devices(GpuRequest(5), environment={})
         with pytest.raises(ShortageError, match="only 0 of 3 GPUs may be used here"):
             select_devices(GpuRequest(1), environment={VISIBLE_DEVICES: ""})
+
+
+@pytest.fixture
+def host(tmp_path: Path, nvml_attach: Attach) -> Host:
+    """Makes the boards of this machine. Gives their UUIDs."""
+
+    def make(*boards: Board) -> list[str]:
+        world = World(tmp_path / "world", boards)
+        nvml_attach(world)
+        return [world.board(index).uuid for index in range(len(boards))]
+
+    return make
+
+
+def using(memory_used: int, name: str = "NVIDIA H100") -> Board:
+    return Board(name=name, memory_used=memory_used)
+
+
+def part(uuid: str, gib: int = 10, slices: int = 1, gpu_instance: int = 1) -> MigInstance:
+    return MigInstance(uuid, gib * GIB, gpu_instance=gpu_instance, gpu_slices=slices, compute_slices=slices)
+
+
+def split(*parts: MigInstance) -> Board:
+    return Board(name="NVIDIA H100", mig_enabled=True, mig_instances=parts)
+
+
+def choices(
+    request: GpuRequest,
+    selection: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    warm: Collection[str] = (),
+) -> tuple[str, ...]:
+    return tuple(
+        each.uuids[0] for each in select_devices(request, selection, environment or {}, warm).choices
+    )
+
+
+def refusal(request: GpuRequest, selection: str | None = None, visible: str | None = None) -> str:
+    environment = {} if visible is None else {VISIBLE_DEVICES: visible}
+    with pytest.raises(DeviceError) as caught:
+        select_devices(request, selection, environment)
+    return str(caught.value)
+
+
+def test_idle_boards_come_first_then_those_with_the_least_in_use(host: Host) -> None:
+    a, b, c, d = host(using(30 * GIB), using(600 * MIB), using(2 * GIB), using(4 * MIB))
+    assert choices(GpuRequest(2)) == (d, b, c, a)
+    assert select_devices(GpuRequest(2), environment={}).uuids == (b, d)
+
+
+def test_idle_boards_keep_the_order_of_the_environment(host: Host) -> None:
+    a, b, c = host(using(4 * MIB), using(12 * MIB), using(0))
+    assert choices(GpuRequest(1)) == (a, b, c)
+    assert choices(GpuRequest(1), environment={VISIBLE_DEVICES: "2,0,1"}) == (c, a, b)
+
+
+def test_a_board_with_warm_ranks_comes_before_idle_ones(host: Host) -> None:
+    a, b, c = host(using(0), using(0), using(40 * GIB))
+    assert choices(GpuRequest(1), environment={}, warm={c}) == (c, a, b)
+
+
+def test_several_boards_are_of_one_model(host: Host) -> None:
+    a, b, c, d = host(*(Board(name=name) for name in ("H100", "L4", "H100", "L4")))
+    assert choices(GpuRequest(1)) == (a, b, c, d)
+    assert choices(GpuRequest(2)) == (a, c)
+    # Unless no model has enough.
+    assert choices(GpuRequest(3)) == (a, b, c, d)
+
+
+@pytest.mark.parametrize(
+    ("total_mib", "asked"),
+    [(40536, "40 GB"), (143771, "141 GB"), (81559, "80 GB"), (81559, "79 GiB"), (15360, "16 GB")],
+)
+def test_a_board_counts_with_the_memory_it_is_sold_with(host: Host, total_mib: int, asked: str) -> None:
+    (uuid,) = host(Board(memory_total=total_mib * MIB))
+    assert choices(GpuRequest(memory=asked)) == (uuid,)
+
+
+def test_too_little_memory_is_reported_in_the_requested_unit(host: Host) -> None:
+    small = Board(name="NVIDIA L4", memory_total=24 * 10**9)
+    host(small, Board(name="NVIDIA H100", memory_total=81559 * MIB), small, small)
+    assert refusal(GpuRequest(2, memory="80 GB")) == (
+        "gpus(2, memory='80 GB'): only 1 of 4 GPUs fit (others: 3 × 24 GB)"
+    )
+    assert refusal(GpuRequest(1, memory="80 GiB")) == (
+        "gpus(1, memory='80 GiB'): only 0 of 4 GPUs fit (others: 3 × 22.3 GiB, 79.6 GiB)"
+    )
+
+
+class TestMig:
+    def test_a_profile_selects_only_instances(self, host: Host) -> None:
+        host(
+            Board(name="NVIDIA H100"),
+            split(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 10, 1, 3)),
+        )
+        assert choices(GpuRequest(2, mig="1g.10gb")) == ("MIG-a", "MIG-c")
+        assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VISIBLE_DEVICES: ""}) == ("MIG-b",)
+
+    def test_a_shortage_lists_the_other_profiles(self, host: Host) -> None:
+        host(split(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 20, 2, 3), part("MIG-d", 9, 0, 4)))
+        assert refusal(GpuRequest(2, mig="1g.10gb")) == (
+            "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
+        )
+
+    def test_a_listed_board_allows_its_instances(self, host: Host) -> None:
+        board = host(split(part("MIG-a"), part("MIG-b")), split(part("MIG-c")))[0]
+        environment = {VISIBLE_DEVICES: board}
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment=environment) == ("MIG-a", "MIG-b")
+        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: "MIG-b"}) == ("MIG-b",)
+
+    def test_a_board_in_mig_mode_without_instances_cannot_be_used(self, host: Host) -> None:
+        whole, _ = host(Board(), Board(mig_enabled=True))
+        assert choices(GpuRequest(1)) == (whole,)
+        assert refusal(GpuRequest(2)) == (
+            "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances and cannot be "
+            "used (nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode))"
+        )

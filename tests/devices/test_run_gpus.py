@@ -7,15 +7,20 @@ A backend without a framework runs in the ranks, so that everything except CUDA 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pytest_llenergy.devices.processes import sees_all_pids
+
 from ..nvml_sim.boards import MigInstance
 from ..nvml_sim.fixtures import Give
-from ..nvml_sim.world import Board, World
+from ..nvml_sim.world import NO_PERMISSION, Board, World
 
 Read = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -101,7 +106,7 @@ def test_the_leased_board_is_measured(suite: pytest.Pytester, world: World, read
     second, both = read_report()["records"]
     uuids = [board["uuid"] for board in read_report()["environment"]["gpus"]]
     assert second["devices"] == [uuids[1]]
-    assert [rank["device"] for rank in both["ranks"]] == uuids
+    assert [(rank["local_rank"], rank["device"]) for rank in both["ranks"]] == [*enumerate(uuids)]
     for record, watts in ((second, 40), (both, 140)):
         assert {meter["name"] for meter in record["meters"]} == {"nvml"}
         assert {(meter["kind"], meter["exclusive"]) for meter in record["meters"]} == {("measured", True)}
@@ -166,3 +171,113 @@ def test_a_backend_without_gpu_support_is_skipped_instead_of_run_on_the_cpu(
     result = run(suite)
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*sleepy does not run on GPUs here"])
+
+
+def test_unknown_processes_are_a_flag_not_a_failure(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    for index in range(2):
+        world.update(index, processes_supported=False)
+    suite.makepyfile(ONE)
+    run(suite).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    (flag,) = (flag for flag in record["flags"] if flag["name"] == "gpu-processes")
+    assert flag["severity"] == "warning"
+    assert "the driver does not report the processes on the board" in flag["detail"]
+
+
+def test_each_rank_has_an_instance_and_the_energy_is_flagged_as_shared(
+    suite: pytest.Pytester, world: World, read_report: Read
+) -> None:
+    parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
+    world.update(1, mig_enabled=True, mig_instances=parts)
+    suite.makepyfile(ONE.replace("gpus(1)", 'gpus(2, mig="1g.10gb")').replace('["a"]', '["a", "b"]'))
+    run(suite).assert_outcomes(passed=1)
+    (record,) = read_report()["records"]
+    assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
+    assert "meter" in {flag["name"] for flag in record["flags"]}
+
+
+def test_a_lost_board_or_a_driver_that_refuses_is_no_fault_of_the_option(
+    suite: pytest.Pytester, world: World
+) -> None:
+    world.update(0, lost=True)
+    suite.makepyfile("import pytest\n@pytest.mark.gpus(2)\ndef test_it(gpus): pass\n")
+    result = run(suite, "--energy-gpus=0,1")
+    result.assert_outcomes(errors=1)
+    assert "--energy-gpus: '0' does not match exactly one GPU; present: " in result.stdout.str()
+    world.set_init_result(NO_PERMISSION)
+    suite.makepyfile("def test_it(): pass")
+    run(suite, "--energy-gpus=9").assert_outcomes(passed=1)
+
+
+def test_cuda_is_not_initialised_in_the_processes_of_pytest(
+    suite: pytest.Pytester,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nvml_library: Path,
+) -> None:
+    # Not imported here: pytester unloads modules, and torch cannot be loaded again.
+    if find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    spy = libcuda(tmp_path, nvml_library.parent, monkeypatch)
+    suite.makepyfile(ONE.replace("import pytest", "import pytest, torch"))
+    run(suite).assert_outcomes(passed=1)
+    assert not spy.exists(), "cuInit was called"
+    suite.makepyfile(
+        "import ctypes, pytest\n@pytest.mark.gpus(1)\ndef test_it():\n"
+        "    ctypes.CDLL('libcuda.so.1').cuInit(0)\n"
+    )
+    run(suite)
+    assert spy.exists(), "the stand-in does not detect cuInit"
+
+
+def libcuda(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build a libcuda.so.1 that creates a file when it is initialised; return the file's path."""
+    compiler, spy = shutil.which("cc"), tmp_path / "cuInit"
+    assert compiler
+    code = tmp_path / "cuda.c"
+    code.write_text(
+        "#include <stdio.h>\n"
+        f'int cuInit(unsigned flags) {{ (void)flags; fclose(fopen("{spy}", "w")); return 100; }}\n'
+    )
+    directory = tmp_path / "cuda"
+    directory.mkdir()
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", directory / "libcuda.so.1", code], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{directory}:{folder}")
+    return spy
+
+
+#: A rank that uses the board, together with the foreign process 1 in the second round.
+VISITED = """
+    def run(self):
+        from tests.nvml_sim import Process, World
+        global ROUNDS
+        ROUNDS += 1
+        with World.open(os.environ["NVML_SIM_WORLD"]) as world:
+            others = (Process(1),) if ROUNDS == 2 else ()
+            world.update(0, processes=(Process(os.getpid()), *others))
+            # Boards are looked at every half a second, or later on a busy machine.
+            time.sleep(3.0)
+            world.update(0, processes=(Process(os.getpid()),))
+"""
+
+
+def test_a_foreign_process_during_a_round_makes_it_invalid(
+    suite: pytest.Pytester, world: World, read_report: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not sees_all_pids():
+        pytest.skip("in a container the PIDs of the driver are meaningless")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    backend = BACKEND.replace("    def run(self): time.sleep(0.5)\n", VISITED.lstrip("\n"))
+    (suite.path / "sleepy.py").write_text("ROUNDS = 0\n" + backend)
+    suite.makepyfile(ONE)
+    run(suite)
+    (record,) = read_report()["records"]
+    flags = [{flag["name"]: flag for flag in round_["flags"]} for round_ in record["rounds"]]
+    assert ["gpu-processes" in each for each in flags] == [False, True]
+    found = flags[1]["gpu-processes"]
+    assert found["severity"] == "invalid"
+    assert found["detail"].startswith(f"{world.board(0).uuid} is used by another process: 1 (")
+    assert record["metrics"]["energy_j"]["n"] == 1

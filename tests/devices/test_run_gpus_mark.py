@@ -88,23 +88,8 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
     return nvml_children(World(tmp_path / "world", [Board(), Board(name="NVIDIA L4")]))
 
 
-BOTH = pytest.mark.parametrize(
-    "extra",
-    [
-        pytest.param([], id="one process"),
-        # By default test_run_leases covers leases under pytest-xdist.
-        pytest.param(["-n2"], id="-n2", marks=pytest.mark.slow),
-    ],
-)
-
-
 @pytest.fixture
-def extra() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def run_on_two(pytester: pytest.Pytester, world: World, extra: list[str]) -> Run:
+def run_on_two(pytester: pytest.Pytester, world: World) -> Run:
     """Run tests that call ``count()``, which returns how many of two boards are leased."""
     uuids = [world.board(index).uuid for index in range(2)]
     (pytester.path / "leases.py").write_text(f"UUIDS = {uuids}\n{LEASED}")
@@ -113,9 +98,7 @@ def run_on_two(pytester: pytest.Pytester, world: World, extra: list[str]) -> Run
         pytester.makeconftest(dedent(conftest))
         header = "import pytest\nfrom leases import count\n"
         pytester.makepyfile(test_it=header + dedent(suite))
-        # Run tests one after another, so that no test counts the lease of another.
-        quiet = ("-p", "no:cacheprovider", "--energy-meter=nvml", "--dist=loadfile")
-        return pytester.runpytest_subprocess(*quiet, *extra, "test_it.py")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=nvml", "test_it.py")
 
     return call
 
@@ -157,16 +140,12 @@ def test_it(workers):
     assert (advice in result.stdout.str()) == advised
 
 
-@SOURCES
-def test_invalid_arguments_name_the_test_and_the_mark(
-    pytester: pytest.Pytester, world: World, suite: str, conftest: str
-) -> None:
-    result = run(pytester, world, suite, conftest, "0")
+def test_invalid_arguments_name_the_test_and_the_mark(pytester: pytest.Pytester, world: World) -> None:
+    result = run(pytester, world, "", ITEM + ADD, "0")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
-@BOTH
 class TestNames:
     """The mark leases even if a parameter or a fixture of the user is called ``gpus``."""
 
@@ -209,33 +188,6 @@ class TestNames:
 
 
 class TestLevels:
-    """The mark closest to the test takes precedence."""
-
-    def test_the_mark_of_a_parameter_overrides_that_of_its_function(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            @pytest.mark.gpus(1)
-            @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.gpus(2))])
-            def test_it(gpus, n): assert count() == len(gpus.uuids) == n
-            """
-        ).assert_outcomes(passed=2)
-
-    def test_marks_of_function_class_and_module_override_in_that_order(self, run_on_two: Run) -> None:
-        run_on_two(
-            """
-            pytestmark = [pytest.mark.gpus(1)]
-            def test_of_module(): assert count() == 1
-            @pytest.mark.gpus(2)
-            class TestIt:
-                def test_of_class(self): assert count() == 2
-                @pytest.mark.gpus(n=1)
-                def test_of_function(self): assert count() == 1
-            class TestDerived(TestIt):
-                pytestmark = pytest.mark.gpus(1)
-                def test_of_class(self): assert count() == 1
-            """
-        ).assert_outcomes(passed=5)
-
     def test_two_different_marks_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
         result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
         assert result.ret != 0
@@ -245,7 +197,6 @@ class TestLevels:
         ) in result.stdout.str()
 
 
-@BOTH
 class TestSpan:
     """The lease begins before and ends after the function-scoped fixtures of a test."""
 

@@ -49,17 +49,7 @@ def loaded(pytester: pytest.Pytester) -> dict[str, bool]:
     return {path.stem: path.read_text() == "True" for path in pytester.path.glob("*.witness")}
 
 
-@pytest.mark.parametrize(
-    "arg",
-    [
-        "--collect-only",
-        "--fixtures",
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in ("--markers", "--fixtures-per-test", "--help")
-        ),
-    ],
-)
+@pytest.mark.parametrize("arg", ["--collect-only", "--fixtures"])
 def test_inspecting_a_suite_does_not_count_gpus_for_workers(
     pytester: pytest.Pytester, world: World, arg: str
 ) -> None:

@@ -14,8 +14,6 @@ from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import Board, World
 from .lockers import MakeLocker, lockers
 
-BOTH = pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-
 
 @pytest.fixture
 def make() -> Iterator[MakeLocker]:
@@ -96,9 +94,8 @@ def test_a_lock_file_removed_during_a_test_is_flagged(
     assert ["lease-lost" in each for each in flags] == [False, True]
 
 
-@BOTH
 def test_a_board_held_elsewhere_is_not_leased(
-    pytester: pytest.Pytester, world: World, make: MakeLocker, extra: list[str]
+    pytester: pytest.Pytester, world: World, make: MakeLocker
 ) -> None:
     make().take(world.board(0).uuid)
     pytester.makepyfile(
@@ -109,4 +106,29 @@ def test_a_board_held_elsewhere_is_not_leased(
             assert (gpus.uuids, gpus.indices) == (("{world.board(1).uuid}",), (1,))
         """
     )
-    run(pytester, *extra).assert_outcomes(passed=1)
+    run(pytester).assert_outcomes(passed=1)
+
+
+def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(
+    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = world.board(1).uuid
+    files = {"DONE": "[]", "DEVICES": f'{{"test_ab.py::test_it": ["{second}"]}}'}
+    for name in ("DONE", "DEVICES", "MODULES", "ROOT", "SUMMARY"):
+        path = pytester.path / name.lower()
+        monkeypatch.setenv(f"LLENERGY_AB_{name}", str(path))
+        if name in files:
+            path.write_text(files[name])
+    pytester.makepyfile(
+        test_ab=f"""
+        import pytest
+        @pytest.mark.gpus(1)
+        def test_it(gpus):
+            assert gpus.uuids == ("{second}",)
+        @pytest.mark.gpus(1)
+        def test_new(gpus):
+            assert gpus.uuids == ("{world.board(0).uuid}",)
+        """
+    )
+    for extra in ((), ("-n1",)):
+        run(pytester, "-p", "pytest_llenergy.ab.session_plugin", *extra).assert_outcomes(passed=2)
