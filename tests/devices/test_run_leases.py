@@ -130,5 +130,4 @@ def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(
             assert gpus.uuids == ("{world.board(0).uuid}",)
         """
     )
-    for extra in ((), ("-n1",)):
-        run(pytester, "-p", "pytest_llenergy.ab.session_plugin", *extra).assert_outcomes(passed=2)
+    run(pytester, "-p", "pytest_llenergy.ab.session_plugin").assert_outcomes(passed=2)

