@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median, stdev
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -459,11 +459,8 @@ def _hold_back(found: V, base: Record, head: Record, *, load_matters: bool) -> V
     why = find_disturbance(base, head, load_matters=load_matters)
     if why is None:
         return found
-    held: dict[str, Any] = {
-        "verdict": "inconclusive",
-        "reason": f"{found.verdict} {HELD_BACK} {why}; {found.reason}",
-    }
-    return replace(found, **held) if isinstance(found, Estimate) else msgspec.structs.replace(found, **held)
+    reason = f"{found.verdict} {HELD_BACK} {why}; {found.reason}"
+    return msgspec.structs.replace(found, verdict="inconclusive", reason=reason)
 
 
 def _not_measured_reason(side: str, record: Record) -> str:

@@ -9,13 +9,14 @@ Workers", 4th ed. (1932)). Without this, one core of others in two rounds hides 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
-from statistics import fmean
+from typing import NamedTuple
 
-from pytest_llenergy.compare.limits import relative_spread
+import numpy as np
+
+from pytest_llenergy.compare.limits import Logs, relative_spread
 from pytest_llenergy.record.comparison import CORRECTED
-from pytest_llenergy.record.record import Record, Round, domain_kind
+from pytest_llenergy.record.record import Flag, Record, Round, domain_kind
 
 #: A slope counts from so many standard errors on, which chance reaches in less than 1 of 100 comparisons.
 MIN_T = 4.0
@@ -30,24 +31,18 @@ MAJORITY = 0.5
 #: Causes of throttling that are not part of the workload. A board at its power cap works as configured.
 HEAT = ("thermal", "power-brake")
 
-#: Flags of disturbed rounds, and what they say.
-CAUSES = {
-    "throttled": "a GPU was throttled by heat",
-    "contended": "others used the CPU",
-}
-
 
 def load_of_others(rounds: Sequence[Round]) -> tuple[float, ...]:
     """Return the cores that other processes and guests used in each round; empty if that is unknown."""
-    if any(each.other_cpu_s is None or each.duration_s <= 0 for each in rounds):
-        return ()
-    return tuple(
-        [((each.other_cpu_s or 0.0) + (each.stolen_cpu_s or 0.0)) / each.duration_s for each in rounds]
-    )
+    loads = []
+    for each in rounds:
+        if each.other_cpu_s is None or each.duration_s <= 0:
+            return ()
+        loads.append((each.other_cpu_s + (each.stolen_cpu_s or 0.0)) / each.duration_s)
+    return tuple(loads)
 
 
-@dataclass(frozen=True)
-class Correction:
+class Correction(NamedTuple):
     """Logarithms of the rounds of both sides, as they would be at the mean load of others.
 
     Attributes:
@@ -56,15 +51,15 @@ class Correction:
         apart: Whether the load matters, but differs too much between the sides for a correction.
     """
 
-    base: Sequence[float]
-    head: Sequence[float]
+    base: Logs
+    head: Logs
     error: float = 0.0
     note: str = ""
     apart: bool = False
 
 
 def correct_for_load(
-    base: Sequence[float], head: Sequence[float], of_base: Sequence[float], of_head: Sequence[float]
+    base: Logs, head: Logs, of_base: Sequence[float], of_head: Sequence[float]
 ) -> Correction:
     """Regress out the load of others if its effect is known well enough.
 
@@ -81,23 +76,23 @@ def correct_for_load(
     degrees = len(base) + len(head) - 3
     if not of_base or not of_head or degrees < MIN_SLOPE_ROUNDS - 3:
         return same
-    x = [each - fmean(side) for side in (of_base, of_head) for each in side]
-    y = [each - fmean(side) for side in (base, head) for each in side]
-    squares = sum(each * each for each in x)
-    if squares <= 1e-12 * sum(each * each for each in (*of_base, *of_head)):
+    loads = np.array(of_base), np.array(of_head)
+    x = np.concatenate([each - each.mean() for each in loads])
+    y = np.concatenate([each - each.mean() for each in (base, head)])
+    squares = float(x @ x)
+    if squares <= 1e-12 * float(loads[0] @ loads[0] + loads[1] @ loads[1]):
         return same
-    slope = sum(a * b for a, b in zip(x, y, strict=True)) / squares
-    u = sqrt(sum((b - slope * a) ** 2 for a, b in zip(x, y, strict=True)) / degrees / squares)
+    slope = float(x @ y) / squares
+    rest = y - slope * x
+    u = sqrt(float(rest @ rest) / degrees / squares)
     if abs(slope) < MIN_T * u:
         return same
+    means = float(loads[0].mean()), float(loads[1].mean())
     # A slope says nothing about a load beyond that of the rounds.
-    if not all(min(a) <= fmean(b) <= max(a) for a, b in ((of_base, of_head), (of_head, of_base))):
+    if not all(min(own) <= mean <= max(own) for own, mean in ((of_base, means[1]), (of_head, means[0]))):
         return Correction(base, head, apart=True)
-    middle = fmean([*of_base, *of_head])
-    corrected = [
-        [log - slope * (cores - middle) for log, cores in zip(logs, loads, strict=True)]
-        for logs, loads in ((base, of_base), (head, of_head))
-    ]
+    middle = float(np.concatenate(loads).mean())
+    corrected = [logs - slope * (cores - middle) for logs, cores in zip((base, head), loads, strict=True)]
     before, after = max(map(relative_spread, (base, head))), max(map(relative_spread, corrected))
     if after > SPREAD_REDUCED * before:
         return same
@@ -105,8 +100,7 @@ def correct_for_load(
         f"{CORRECTED}CPU use of other processes ({abs(slope):.1%} per core), which reduced the noise from "
         f"{before:.1%} to {after:.1%}"
     )
-    error = u * abs(fmean(of_head) - fmean(of_base))
-    return Correction(corrected[0], corrected[1], error, note)
+    return Correction(corrected[0], corrected[1], u * abs(means[1] - means[0]), note)
 
 
 def find_disturbance(base: Record, head: Record, *, load_matters: bool) -> str | None:
@@ -118,29 +112,25 @@ def find_disturbance(base: Record, head: Record, *, load_matters: bool) -> str |
         load_matters: Whether other processes and guests count. They do not if rounds alternate, so that both
             sides are disturbed alike, or if they were corrected for. To work on GPUs alone they never matter.
     """
-    flagged = {
-        side: (record, [each for each in record.rounds if each.flags])
-        for side, record in (("base", base), ("head", head))
-    }
-    for name, cause in CAUSES.items():
-        for side, (record, rounds) in flagged.items():
-            if not rounds or (name != "throttled" and not (load_matters and _uses_cpu(record))):
-                continue
-            count = sum(_is_disturbed(each, name) for each in rounds)
-            if count > MAJORITY * len(record.rounds):
-                remedy = "" if name == "throttled" else " (llenergy ab, which measures in turn, can decide)"
-                return f"{cause} during {count} of {len(record.rounds)} rounds of {side}{remedy}"
+    for side, record in (("base", base), ("head", head)):
+        flagged = [each.flags for each in record.rounds if each.flags]
+        hot = sum(any(_is_heat(flag) for flag in flags) for flags in flagged)
+        busy = sum(any(flag.name == "contended" for flag in flags) for flags in flagged)
+        share = f"of {len(record.rounds)} rounds of {side}"
+        if hot > MAJORITY * len(record.rounds):
+            return f"a GPU was throttled by heat during {hot} {share}"
+        if load_matters and busy > MAJORITY * len(record.rounds) and _uses_cpu(record):
+            return (
+                f"others used the CPU during {busy} {share} (llenergy ab, which measures in turn, can decide)"
+            )
     return None
+
+
+def _is_heat(flag: Flag) -> bool:
+    return flag.name == "throttled" and any(cause in flag.detail for cause in HEAT)
 
 
 def _uses_cpu(record: Record) -> bool:
     """Whether a meter reads more than GPUs; without meters, whether the test ran on the CPU."""
     domains = {domain_kind(meter.domain) for meter in record.meters}
     return domains != {"gpu"} if domains else record.devices == ["cpu"]
-
-
-def _is_disturbed(round_: Round, name: str) -> bool:
-    return any(
-        flag.name == name and (name != "throttled" or any(cause in flag.detail for cause in HEAT))
-        for flag in round_.flags
-    )

@@ -13,13 +13,17 @@ sections 3.1 to 3.3 and 4.1 to 4.3.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from math import hypot, pi, sqrt
-from statistics import NormalDist, median
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+#: Logarithms of rounds.
+Logs = npt.NDArray[np.float64]
 
 #: Largest sample for which the distribution is counted. Beyond, the normal approximation is within 1e-3;
 #: below, it would find the same changes in ``benchmarks/plugin/gate``, in 7 to 25 % more pairs.
@@ -46,23 +50,22 @@ NORMAL = NormalDist()
 
 
 @lru_cache(maxsize=512)
-def _exact_distribution(n: int, m: int | None) -> tuple[float, ...]:
+def _exact_distribution(n: int, m: int | None) -> Logs:
     """P(statistic <= 0), P(statistic <= 1) and so on, of ``rank_cdf``."""
-    size = (n * m if m is not None else n * (n + 1) // 2) + 1
-    counts = [1] + [0] * (size - 1)
+    # Integers of Python, which are exact at any size.
+    counts: npt.NDArray[Any] = np.zeros((n * m if m is not None else n * (n + 1) // 2) + 1, dtype=object)
+    counts[0] = 1
     for i in range(1, n + 1):
         if m is None:
             # Subsets of 1, 2, ..., n by their sum.
-            for w in range(size - 1, i - 1, -1):
-                counts[w] += counts[w - i]
+            counts[i:] = counts[i:] + counts[:-i]
             continue
         # The Gaussian binomial coefficient: the product over i of (1 - q^(m+i)) / (1 - q^i).
-        for u in range(size - 1, m + i - 1, -1):
-            counts[u] -= counts[u - m - i]
-        for u in range(i, size):
-            counts[u] += counts[u - i]
-    sums = list(accumulate(counts))
-    return tuple(each / sums[-1] for each in sums)
+        counts[m + i :] = counts[m + i :] - counts[: -m - i]
+        for rest in range(i):
+            counts[rest::i] = np.cumsum(counts[rest::i])
+    found: Logs = (np.cumsum(counts) / counts.sum()).astype(float)
+    return found
 
 
 def rank_cdf(statistic: int, n: int, m: int | None = None) -> float:
@@ -78,7 +81,7 @@ def rank_cdf(statistic: int, n: int, m: int | None = None) -> float:
         return 0.0
     if max(n, m or 0) <= EXACT_UP_TO:
         exact = _exact_distribution(n, m)
-        return exact[min(statistic, len(exact) - 1)]
+        return float(exact[min(statistic, len(exact) - 1)])
     if m is None:
         mean, variance = n * (n + 1) / 4, n * (n + 1) * (2 * n + 1) / 24
     else:
@@ -99,8 +102,7 @@ def limit_rank(alpha: float, n: int, m: int | None = None) -> int:
     return k
 
 
-@dataclass(frozen=True)
-class Shift:
+class Shift(NamedTuple):
     """The shift of logarithms from baseline to head.
 
     Attributes:
@@ -124,18 +126,28 @@ class Shift:
         if self.low is None or self.high is None or not by:
             return self
         low, high = hypot(self.value - self.low, by), hypot(self.high - self.value, by)
-        return Shift(self.value, self.value - low, self.value + high, self.p_more, self.p_less, self.error)
+        return self._replace(low=self.value - low, high=self.value + high)
 
 
-def relative_spread(logs: Sequence[float]) -> float:
+def median_of(values: Sequence[float] | Logs) -> float:
+    """Return the median, ten times as fast as ``numpy.median`` for few values."""
+    return _middle(np.sort(values))
+
+
+def _middle(ordered: Logs) -> float:
+    n = len(ordered)
+    return float((ordered[(n - 1) // 2] + ordered[n // 2]) / 2)
+
+
+def relative_spread(logs: Sequence[float] | Logs) -> float:
     """Return the robust relative scatter of rounds, given as logarithms.
 
     This is the median absolute deviation from their median, scaled to the standard deviation of a normal
     distribution.
     """
-    n, centre = len(logs), median(logs)
+    n = len(logs)
     few = FEW_ROUNDS.get(n) or n / (n - 0.8)
-    return few * MAD_TO_SIGMA * median([abs(value - centre) for value in logs])
+    return few * MAD_TO_SIGMA * median_of(np.abs(np.asarray(logs) - median_of(logs)))
 
 
 def standard_error(noise: float, n: int, m: int) -> float:
@@ -143,33 +155,31 @@ def standard_error(noise: float, n: int, m: int) -> float:
     return RANKS_TO_MEAN * noise * sqrt(1 / n + 1 / m)
 
 
-def shift_of_samples(base: Sequence[float], head: Sequence[float], alpha: float, noise: float) -> Shift:
+def shift_of_samples(
+    base: Sequence[float] | Logs, head: Sequence[float] | Logs, alpha: float, noise: float
+) -> Shift:
     """Compare all rounds of both sides."""
-    import numpy as np
-
-    differences = np.sort(np.subtract.outer(head, base), axis=None).tolist()
-    error = standard_error(noise, len(base), len(head))
-    return _find_shift(differences, alpha, error, len(base), len(head))
+    differences = np.sort(np.subtract.outer(head, base), axis=None)
+    n, m = len(base), len(head)
+    return _find_shift(differences, alpha, standard_error(noise, n, m), n, m)
 
 
-def shift_of_pairs(differences: Sequence[float], alpha: float) -> Shift:
+def shift_of_pairs(differences: Sequence[float] | Logs, alpha: float) -> Shift:
     """Compare the rounds of each pair, given as head minus baseline."""
-    import numpy as np
-
     n = len(differences)
-    averages = np.sort(np.add.outer(differences, differences)[np.triu_indices(n)] / 2).tolist()
+    averages = np.sort(np.add.outer(differences, differences)[np.triu_indices(n)] / 2)
     return _find_shift(averages, alpha, RANKS_TO_MEAN * relative_spread(differences) / sqrt(n), n)
 
 
-def _find_shift(ordered: Sequence[float], alpha: float, error: float, n: int, m: int | None = None) -> Shift:
+def _find_shift(ordered: Logs, alpha: float, error: float, n: int, m: int | None = None) -> Shift:
     k = limit_rank(alpha, n, m)
-    low, high = (ordered[k - 1], ordered[-k]) if k else (None, None)
-    p_more = rank_cdf(bisect_right(ordered, 0.0), n, m)
-    p_less = rank_cdf(len(ordered) - bisect_left(ordered, 0.0), n, m)
-    return Shift(median(ordered), low, high, p_more, p_less, error)
+    low, high = (float(ordered[k - 1]), float(ordered[-k])) if k else (None, None)
+    p_more = rank_cdf(int(ordered.searchsorted(0.0, "right")), n, m)
+    p_less = rank_cdf(len(ordered) - int(ordered.searchsorted(0.0, "left")), n, m)
+    return Shift(_middle(ordered), low, high, p_more, p_less, error)
 
 
-def prefer_pairs(samples: Shift, differences: Sequence[float], alpha: float) -> Shift:
+def prefer_pairs(samples: Shift, differences: Logs, alpha: float) -> Shift:
     """Return the shift of the pairs if their interval is clearly narrower, otherwise that of the samples."""
     if len(differences) < 2 or samples.low is None or samples.high is None:
         return samples

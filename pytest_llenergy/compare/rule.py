@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import expm1, inf, log1p
+from math import expm1, log1p
 from typing import Literal
 
-from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.defaults import FLOOR
 from pytest_llenergy.record.quantity import format_number
@@ -43,15 +42,6 @@ class Rule:
     tolerance: float = 0.05  # the upper limit of "unchanged" must be below it
     alpha: float = 0.05  # one-sided error probability of each limit
 
-    def __post_init__(self) -> None:
-        """Raise ``PlanError`` for values out of range."""
-        for name in ("threshold", "threshold_absolute", "floor", "tolerance"):
-            value = getattr(self, name)
-            if not 0 <= value < inf:
-                raise PlanError(f"{name} of a rule must be zero or a positive number, not {value:g}")
-        if not 0 < self.alpha < 0.5:
-            raise PlanError(f"alpha of a rule must be between 0 and 0.5, not {self.alpha:g}")
-
 
 #: The rule for metrics without a threshold.
 DEFAULT_RULE = Rule()
@@ -81,9 +71,11 @@ def decide_verdict(
     ``shift``, the limits and ``meter``, which is what the meters can resolve, are logarithms; positive means
     worse.
     """
-    sign = 1 if better == "less" else -1  # reasons state changes of the metric, as tables do
     if low is None or high is None:
         return "inconclusive", "too few rounds for limits at this confidence"
+    sign = 1 if better == "less" else -1  # reasons state changes of the metric, as tables do
+    resolution = f"{min(expm1(meter), MAX_RESOLUTION):.1%}"
+    unresolved = f"changes below {resolution} cannot {UNRESOLVED}"
     changed: RuleVerdict | None = None
     if _is_change(shift, low, rule):
         changed = "regressed"
@@ -91,21 +83,20 @@ def decide_verdict(
         changed = "improved"
     if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
         if abs(shift) < meter:
-            reason = f"{changed} by less than can {UNRESOLVED} ({_describe_resolution(meter)})"
-            return "inconclusive", reason
+            return "inconclusive", f"{changed} by less than can {UNRESOLVED} ({resolution})"
         least = low if changed == "regressed" else high
         return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
     negligible = absolute is not None and absolute.worst < rule.threshold_absolute
-    if low > log1p(rule.floor) and high < log1p(rule.tolerance) and shift >= meter and not negligible:
-        change = f"{expm1(sign * shift):+.1%}, at least {expm1(sign * low):+.1%}"
-        return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
     if high < log1p(rule.tolerance):
+        if low > log1p(rule.floor) and shift >= meter and not negligible:
+            change = f"{expm1(sign * shift):+.1%}, at least {expm1(sign * low):+.1%}"
+            return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
         if meter >= log1p(rule.tolerance):
-            return "inconclusive", f"changes below {_describe_resolution(meter)} cannot {UNRESOLVED}"
+            return "inconclusive", unresolved
         return "unchanged", f"at most {rule.tolerance:.1%} worse"
     if absolute is not None and negligible:
         if expm1(meter) * absolute.level >= rule.threshold_absolute:
-            return "inconclusive", f"changes below {_describe_resolution(meter)} cannot {UNRESOLVED}"
+            return "inconclusive", unresolved
         return "unchanged", f"at most {rule.threshold_absolute:g} worse, in absolute terms"
     if absolute is not None and changed:
         reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"
@@ -119,7 +110,3 @@ def decide_verdict(
 
 def _is_change(shift: float, low: float, rule: Rule) -> bool:
     return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
-
-
-def _describe_resolution(meter: float) -> str:
-    return f"{min(expm1(meter), MAX_RESOLUTION):.1%}"

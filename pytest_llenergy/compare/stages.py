@@ -20,8 +20,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from math import expm1, log, log1p
+
+import msgspec
 
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.compare.statistics import MIN_ROUNDS, PAIRS, Estimate, Sample, compare_samples
@@ -38,8 +39,6 @@ SPENDING = -4.0
 
 #: How far below the threshold an estimate may be, with stages that find changes of the threshold itself.
 BELOW_THRESHOLD = 0.01
-
-CHANGES = ("regressed", "improved")
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Stages:
 
     def pairs_after(self, stage: int) -> int:
         """Return the total number of pairs after ``stage`` stages."""
-        return list(accumulate(self.pairs))[stage - 1]
+        return sum(self.pairs[:stage])
 
     def __str__(self) -> str:
         return "+".join(map(str, self.pairs))
@@ -74,14 +73,10 @@ DEFAULT_STAGES = Stages((6, 2, 2, 2, 2, 2, 4, 4, 8, 8))
 
 @dataclass(frozen=True)
 class StageResult:
-    """The estimate after a stage and how many more pairs it takes; 0 if the verdict is final."""
+    """The estimate after a stage, and whether the verdict is final."""
 
     estimate: Estimate
-    more_pairs: int
-
-    @property
-    def done(self) -> bool:
-        return self.more_pairs == 0
+    done: bool
 
 
 def decide_stage(
@@ -101,30 +96,30 @@ def decide_stage(
         stages: Pairs of each stage.
         rule: The rule of a single stage.
         better: Direction that is better.
-
-    Raises:
-        ValueError: If there is no such stage.
     """
-    if not 1 <= stage <= len(stages.pairs):
-        raise ValueError(f"there is no stage {stage} of {stages}")
-    more_pairs = 0 if stage == len(stages.pairs) else stages.pairs[stage]
+    last = stage == len(stages.pairs)
     change_rule = rule_for_change(stage, stages, rule)
     by_change = compare_samples(base, head, change_rule, better, PAIRS) if change_rule is not None else None
-    if by_change is not None and by_change.verdict in CHANGES:
-        return StageResult(by_change, 0)
+    if by_change is not None and by_change.verdict in ("regressed", "improved"):
+        return StageResult(by_change, done=True)
     unchanged_rule = rule_for_unchanged(stages, rule)
     estimate = compare_samples(base, head, unchanged_rule, better, PAIRS)
     if estimate.ratio is None:
-        return StageResult(estimate, 0)
+        return StageResult(estimate, done=True)
     if estimate.verdict in ("unchanged", "worse"):
         # An estimate that is closer to the threshold than to the floor is measured again.
         doubtful = abs(log(estimate.ratio)) >= log1p(halfway_threshold(rule))
-        return StageResult(estimate, more_pairs if doubtful else 0)
+        return StageResult(estimate, last or not doubtful)
     if _limited_by_meters(estimate, unchanged_rule.tolerance, better):
-        return StageResult(estimate, 0)
-    # The verdict ``unchanged`` of ``by_change`` does not count, since it used the alpha of changes.
-    detectable = estimate.detectable if by_change is None else by_change.detectable
-    return StageResult(_withhold_change(replace(estimate, detectable=detectable), stage, stages), more_pairs)
+        return StageResult(estimate, done=True)
+    if estimate.verdict in ("regressed", "improved"):
+        pairs = stages.pairs_after(stage)
+        reason = f"{estimate.verdict} after {pairs} pairs, not yet confirmed: {estimate.reason}"
+        estimate = estimate.changed_to("inconclusive", reason)
+    if by_change is not None:
+        # The verdict ``unchanged`` of ``by_change`` does not count, since it used the alpha of changes.
+        estimate = msgspec.structs.replace(estimate, detectable=by_change.detectable)
+    return StageResult(estimate, last)
 
 
 def _limited_by_meters(estimate: Estimate, tolerance: float, better: Direction) -> bool:
@@ -144,13 +139,7 @@ def rule_for_unchanged(stages: Stages, rule: Rule) -> Rule:
 
 @lru_cache(maxsize=256)
 def rule_for_change(stage: int, stages: Stages, rule: Rule) -> Rule | None:
-    """Return the rule by which a stage calls a test changed; ``None`` at the first of several stages.
-
-    Args:
-        stage: Number of stages measured, from 1.
-        stages: Pairs of each stage.
-        rule: The rule of a single stage.
-    """
+    """Return the rule by which a stage (from 1) calls a test changed; ``None`` at the first of several."""
     count = len(stages.pairs)
     if stage == 1 and count > 1:
         return None
@@ -179,14 +168,6 @@ def halfway_threshold(rule: Rule) -> float:
 def _spent_alpha(share: float, alpha: float) -> float:
     """Return how much of ``alpha`` is spent after ``share`` of all pairs (Hwang, Shih and De Cani 1990)."""
     return alpha * expm1(-SPENDING * share) / expm1(-SPENDING)
-
-
-def _withhold_change(estimate: Estimate, stage: int, stages: Stages) -> Estimate:
-    if estimate.verdict not in CHANGES:
-        return estimate
-    pairs = stages.pairs_after(stage)
-    reason = f"{estimate.verdict} after {pairs} pairs, not yet confirmed: {estimate.reason}"
-    return replace(estimate, verdict="inconclusive", reason=reason)
 
 
 def parse_pairs(text: str) -> Stages:

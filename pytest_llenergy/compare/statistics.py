@@ -9,15 +9,18 @@ means, medians, a t-test or a bootstrap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, expm1, hypot, inf, log, log1p, pi, sqrt
-from operator import truediv
-from statistics import fmean, median
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
 
 from pytest_llenergy.compare.disturbance import Correction, correct_for_load
 from pytest_llenergy.compare.limits import (
     NORMAL,
     Shift,
+    median_of,
     normal_quantile,
     prefer_pairs,
     relative_spread,
@@ -57,8 +60,7 @@ STORED_ROUNDS = 12
 MIN_TESTS_TO_CORRECT = 10
 
 
-@dataclass(frozen=True)
-class Design:
+class Design(NamedTuple):
     """How the rounds of the two sides were measured.
 
     Attributes:
@@ -75,8 +77,7 @@ class Design:
 ONE_SESSION, PAIRS, STORED = Design(), Design(interleaved=True), Design(session_spread=SESSION_SPREAD)
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """Rounds of one side, in the order of measurement.
 
     Attributes:
@@ -89,37 +90,40 @@ class Sample:
         load: Cores that other processes used in each round; empty if unknown.
     """
 
-    values: tuple[float, ...]
-    uncertainties: tuple[float, ...] = ()
+    values: Sequence[float]
+    uncertainties: Sequence[float] = ()
     unit: str = ""
-    shared: tuple[float, ...] = ()
-    pairs: tuple[int, ...] = ()
-    load: tuple[float, ...] = ()
+    shared: Sequence[float] = ()
+    pairs: Sequence[int] = ()
+    load: Sequence[float] = ()
 
     def describe(self, value: float) -> str:
         """Format a value with its unit."""
         return f"{value:g} {shown_unit(self.unit)}".rstrip()
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True):
     """Result of one comparison. Fields are ``None`` if there was nothing to compute them from."""
 
-    ratio: float | None  # head / base
-    low: float | None  # one-sided 1 - alpha limits of the ratio
-    high: float | None
-    p: float | None  # rank p-value against "not worse"
-    noise: float | None  # robust relative scatter of the rounds of a side
-    detectable: float | None  # minimum detectable relative change with these rounds and this noise
-    n_base: int
-    n_head: int
     verdict: RuleVerdict
     reason: str  # explanation of the verdict in one clause
+    n_base: int
+    n_head: int
+    ratio: float | None = None  # head / base
+    low: float | None = None  # one-sided 1 - alpha limits of the ratio
+    high: float | None = None
+    p: float | None = None  # rank p-value against "not worse"
     p_improved: float | None = None  # rank p-value against "not better"
+    noise: float | None = None  # robust relative scatter of the rounds of a side
+    detectable: float | None = None  # minimum detectable relative change with these rounds and this noise
     meter: float = 0.0  # smallest relative change that the meters can resolve with these rounds
     meter_limit: float = 0.0  # the same for any number of rounds
     design: Design = ONE_SESSION  # how the rounds were measured
     corrections: tuple[str, ...] = ()  # what was corrected, in words
+
+    def changed_to(self, verdict: RuleVerdict, reason: str) -> Estimate:
+        """Return the estimate with another verdict."""
+        return msgspec.structs.replace(self, verdict=verdict, reason=reason)
 
 
 def compare_samples(
@@ -141,27 +145,24 @@ def compare_samples(
         design: How the rounds were measured.
     """
     n, m = len(base.values), len(head.values)
+    invalid = Estimate("invalid", "", n, m, design=design)
     fault = _find_fault("base", base)
     if fault is None and better == "more" and _is_total_loss(base, head, rule):
-        lost = _invalid(base, head, "every round of head has 0", design, ratio=0.0)
-        return replace(lost, verdict="regressed")
-    fault = fault or _find_fault("head", head)
+        lost = invalid.changed_to("regressed", "every round of head has 0")
+        return msgspec.structs.replace(lost, ratio=0.0)
+    fault = fault or _find_fault("head", head) or _find_range_fault(base, head)
     if fault is not None:
-        return _invalid(base, head, fault, design)
-    least, most = min(*base.values, *head.values), max(*base.values, *head.values)
-    if log(most) - log(least) > MAX_LOG_RANGE:
-        fault = f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
-        return _invalid(base, head, fault, design)
+        return invalid.changed_to("invalid", fault)
     # Positive is worse until the estimate is made.
     sign = 1 if better == "less" else -1
-    logs = [[sign * log(value) for value in side.values] for side in (base, head)]
+    logs = sign * np.log(base.values), sign * np.log(head.values)
     if min(n, m) < MIN_ROUNDS:
+        ratio = exp(sign * median_of(np.subtract.outer(logs[1], logs[0]).ravel()))
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
-        ratio = exp(sign * median(after - before for before in logs[0] for after in logs[1]))
-        return _invalid(base, head, fault, design, ratio=ratio)
+        return msgspec.structs.replace(invalid, ratio=ratio, reason=fault)
     rounds = correct_for_load(logs[0], logs[1], base.load, head.load)
     # The side that scatters more decides how well a change can be told.
-    noise = max(map(relative_spread, (rounds.base, rounds.head)))
+    noise = max(relative_spread(rounds.base), relative_spread(rounds.head))
     alpha = min(rule.alpha, NOISY_ALPHA) if noise > NOISY_ABOVE else rule.alpha
     shift = _estimate_shift(base, head, rounds, alpha, noise, design)
     meter, meter_limit = _meter_uncertainties(base, head)
@@ -184,10 +185,15 @@ def compare_samples(
     p_worse, p_better = _p_values(shift, design)
     limits = [None if each is None else exp(sign * each) for each in (shift.low, shift.high)][::sign]
     return Estimate(
+        verdict,
+        reason,
+        n,
+        m,
         ratio=exp(sign * shift.value),
         low=limits[0],
         high=limits[1],
         p=p_worse,
+        p_improved=p_better,
         noise=noise,
         detectable=minimum_detectable_change(
             # As large as these rounds or pairs make it.
@@ -196,11 +202,6 @@ def compare_samples(
             alpha=alpha,
             meter=meter,
         ),
-        n_base=n,
-        n_head=m,
-        verdict=verdict,
-        reason=reason,
-        p_improved=p_better,
         meter=expm1(COVERAGE_FACTOR * meter),
         meter_limit=expm1(COVERAGE_FACTOR * meter_limit),
         design=design,
@@ -213,12 +214,14 @@ def _estimate_shift(
 ) -> Shift:
     shift = shift_of_samples(rounds.base, rounds.head, alpha, noise)
     if design.interleaved:
-        before = dict(zip(base.pairs, rounds.base, strict=False))
-        after = zip(head.pairs, rounds.head, strict=False)
-        shift = prefer_pairs(shift, [value - before[pair] for pair, value in after if pair in before], alpha)
-    return shift.widen_in_quadrature(
-        normal_quantile(1 - alpha) * hypot(rounds.error, sqrt(2) * design.session_spread)
-    )
+        if base.pairs and base.pairs == head.pairs:
+            differences = rounds.head - rounds.base
+        else:
+            _, before, after = np.intersect1d(base.pairs, head.pairs, return_indices=True)
+            differences = rounds.head[after] - rounds.base[before]
+        shift = prefer_pairs(shift, differences, alpha)
+    spread = hypot(rounds.error, sqrt(2) * design.session_spread)
+    return shift.widen_in_quadrature(normal_quantile(1 - alpha) * spread)
 
 
 def _p_values(shift: Shift, design: Design) -> tuple[float, float]:
@@ -249,7 +252,7 @@ def _with_relative_threshold(rule: Rule, base: Sample) -> Rule:
     """Express the absolute threshold as a change relative to the baseline."""
     if not rule.threshold_absolute:
         return rule
-    absolute = min(rule.threshold_absolute / median(base.values), exp(MAX_LOG_RANGE))
+    absolute = min(rule.threshold_absolute / median_of(base.values), exp(MAX_LOG_RANGE))
     return replace(rule, threshold=max(rule.threshold, absolute))
 
 
@@ -263,17 +266,17 @@ def _find_fault(name: str, side: Sample) -> str | None:
     return None
 
 
+def _find_range_fault(base: Sample, head: Sample) -> str | None:
+    least, most = min(*base.values, *head.values), max(*base.values, *head.values)
+    if log(most) - log(least) <= MAX_LOG_RANGE:
+        return None
+    return f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
+
+
 def _is_total_loss(base: Sample, head: Sample, rule: Rule) -> bool:
     """Return whether nothing is left on the head of what every round of the baseline has."""
     enough = min(len(base.values), len(head.values)) >= MIN_ROUNDS
-    return enough and not any(head.values) and median(base.values) >= rule.threshold_absolute
-
-
-def _invalid(
-    base: Sample, head: Sample, reason: str, design: Design, *, ratio: float | None = None
-) -> Estimate:
-    n, m = len(base.values), len(head.values)
-    return Estimate(ratio, None, None, None, None, None, n, m, "invalid", reason, design=design)
+    return enough and not any(head.values) and median_of(base.values) >= rule.threshold_absolute
 
 
 def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
@@ -285,18 +288,19 @@ def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
     """
     single, shared = [], []
     for side in (base, head):
+        values, n = np.array(side.values), len(side.values)
         if side.uncertainties:
-            squares = [(u / value) ** 2 for u, value in zip(side.uncertainties, side.values, strict=True)]
-            single.append(MEDIAN_TO_MEAN * sqrt(fmean(squares) / len(squares)))
+            relative = side.uncertainties / values
+            single.append(MEDIAN_TO_MEAN * sqrt(float(relative @ relative)) / n)
         if side.shared:
-            shared.append(fmean(map(truediv, side.shared, side.values)))
+            shared.append(float((side.shared / values).sum()) / n)
     limit = min(hypot(*shared), MAX_LOG_RANGE)
     return min(hypot(limit, *single), MAX_LOG_RANGE), limit
 
 
 def _absolute_change(base: Sample, shift: Shift, sign: int) -> AbsoluteChange:
     """Return the change at the level of the baseline."""
-    level = median(base.values)
+    level = median_of(base.values)
     size, worst = (
         sign * level * expm1(min(sign * each, MAX_LOG_RANGE))
         for each in (shift.value, shift.value if shift.high is None else shift.high)
@@ -331,6 +335,6 @@ def correct_multiple_comparisons(estimates: Sequence[Estimate], q: float = 0.10)
         p = each.p if each.verdict == "regressed" else each.p_improved
         if each.verdict in largest and p is not None and p > largest[each.verdict]:
             reason = f"{each.verdict} by itself, but p {p:.2g} is not significant among {count} comparisons"
-            each = replace(each, verdict="inconclusive", reason=f"{reason} (q {q:g}); {each.reason}")
+            each = each.changed_to("inconclusive", f"{reason} (q {q:g}); {each.reason}")
         corrected.append(each)
     return corrected

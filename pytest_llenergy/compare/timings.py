@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -204,4 +203,4 @@ class TimingsEstimator(StoredEstimator):
             few = "no data of rounds, which --benchmark-json and --benchmark-save-data write"
         if estimate.verdict != "invalid" or estimate.ratio is None:
             return estimate
-        return replace(estimate, verdict="inconclusive", reason=f"{NEEDS_SESSIONS}: {few}")
+        return estimate.changed_to("inconclusive", f"{NEEDS_SESSIONS}: {few}")

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import exp, log
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 
 from pytest_llenergy.compare.comparison import estimate_once
@@ -37,7 +37,7 @@ def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_differen
     jitter = [0.001, -0.001, 0.0, -0.001, 0.001]
     base = [0.1 * each + by for each, by in zip(x, jitter, strict=True)]
     head = [0.05 + 0.1 * each + by for each, by in zip(y, jitter, strict=True)]
-    done = correct_for_load(base, head, x, y)
+    done = correct_for_load(np.array(base), np.array(head), x, y)
     for one, other in zip(done.base, done.head, strict=True):
         assert other - one == pytest.approx(0.05)
     # s^2 = sum of squared residuals / (10 - 2 - 1); the standard error is s / sqrt(20), times 2 apart.
@@ -49,7 +49,7 @@ def test_covariate_without_an_effect_changes_nothing() -> None:
     random = Random(1)
     for _ in range(200):
         base, head = (disturbed(random, 12, slope=0.0, noise=0.02) for _ in range(2))
-        plain = [replace(side, load=()) for side in (base, head)]
+        plain = [side._replace(load=()) for side in (base, head)]
         found = compare_samples(base, head, design=PAIRS)
         if not found.corrections:
             assert found == compare_samples(plain[0], plain[1], design=PAIRS)
@@ -61,7 +61,7 @@ def test_correction_turns_an_inconclusive_change_into_a_regression() -> None:
     for _ in range(50):
         base, head = disturbed(random, 12), disturbed(random, 12, level=1.3)
         corrected.append(compare_samples(base, head, design=PAIRS))
-        raw.append(compare_samples(replace(base, load=()), replace(head, load=()), design=PAIRS))
+        raw.append(compare_samples(base._replace(load=()), head._replace(load=()), design=PAIRS))
     assert sum(each.verdict == "regressed" for each in corrected) == 50
     assert sum(each.verdict == "regressed" for each in raw) < 48
     assert all(each.ratio == pytest.approx(1.3, rel=0.03) for each in corrected)
@@ -80,7 +80,7 @@ def moved(sample: Sample, cores: float, *, slope: float = 0.3) -> Sample:
     """The same rounds with so many more cores of others."""
     loads = tuple(each + cores for each in sample.load)
     values = tuple(value * exp(slope * cores) for value in sample.values)
-    return replace(sample, values=values, load=loads)
+    return sample._replace(values=values, load=loads)
 
 
 def test_more_disturbance_on_one_side_widens_the_limits() -> None:

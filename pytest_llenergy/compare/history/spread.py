@@ -9,11 +9,12 @@ sessions may be outliers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations, pairwise
 from math import log, pi, sqrt
 from pathlib import Path
 from statistics import median
+
+import msgspec
 
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.history.store import Series, group_series, read_entries
@@ -76,13 +77,13 @@ class StoredEstimator:
         estimate = compare_samples(base, head, rule, METRICS[metric].better, design)
         if known is None and not self._assumes and estimate.low is not None:
             reason = f"{NEEDS_SESSIONS}: one session a side does not show how much sessions differ"
-            return replace(estimate, verdict="inconclusive", reason=reason)
+            return estimate.changed_to("inconclusive", reason)
         if spread <= MAX_SPREAD or not estimate.design.session_spread:
             return estimate
         note = (
             f"{SESSIONS_DIFFER} by {spread:.0%}, and limits allow for {MAX_SPREAD:.0%}; llenergy ab decides"
         )
-        return replace(estimate, corrections=(*estimate.corrections, note))
+        return msgspec.structs.replace(estimate, corrections=(*estimate.corrections, note))
 
     def _spread(self, record: Record, metric: str) -> float | None:
         if self._root is None:
