@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pytest_llenergy.cli.console import add_output, print_data, print_message, write_output
+from pytest_llenergy.cli.console import add_output, print_data, write_output
 from pytest_llenergy.report.export import TARGETS, WITH_SIDES
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.record.report import PairedReport
-    from pytest_llenergy.report.export import DIRECTIONS, ExportSide, export_report, list_omitted_metrics
+    from pytest_llenergy.report.export import ExportSide, export_report
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report_or_paired
 
@@ -52,12 +52,6 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError(f"--side={args.side}: {path} holds one run, without sides")
     else:
         sides = [ExportSide("", report)]
-    omitted = list_omitted_metrics(sides, args.format)
-    if omitted:
-        opposite = [name for name in DIRECTIONS if name != args.format]
-        directed = any("is better" in each for each in omitted)
-        where = f"csv has all metrics{f', {opposite[0]} those' if directed else ''}"
-        print_message("export", f"{args.format} leaves out {', '.join(omitted)}; {where}")
     text = export_report(sides, args.format)
     if args.output is None:
         print_data(text, end="")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytest_llenergy.cli.console import add_output
@@ -14,7 +13,6 @@ from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.compare.history.trend import Trend
     from pytest_llenergy.record.report import Report
     from pytest_llenergy.report.layout import Layout
 
@@ -32,12 +30,6 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("file", metavar="FILE", help="a report or a journal: a saved name or a file")
     add_output(parser, get_args(Format))
-    parser.add_argument(
-        "--history",
-        type=Path,
-        metavar="DIR",
-        help="show trends from llenergy history on the HTML page",
-    )
     option_row("columns").add_argument(parser)
     parser.add_argument(
         "--sort",
@@ -62,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report
 
-    if args.history is not None and args.format != "html":
-        raise PlanError("--history shows trends on a page; give --format=html too")
     path = locate(args.file)
     if args.output is not None:
         check_not_overwritten(args.output, [path])
@@ -81,11 +71,8 @@ def _render(report: Report, args: argparse.Namespace) -> str:
     if args.format == "html":
         from pytest_llenergy.report.html.page import render_report
 
-        trends = _load_report_trends(report, args.history) if args.history is not None else []
-        return render_report(report, trends).removesuffix("\n")
+        return render_report(report).removesuffix("\n")
     layout = _parse_layout(args)
-    for line in layout.missing_metrics(report.records, "--"):
-        raise PlanError(line)
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown
 
@@ -112,11 +99,3 @@ def _parse_layout(args: argparse.Namespace) -> Layout:
         return Layout(columns or (), "" if args.sort is None else parse_sort(args.sort))
     except ValueError as error:
         raise PlanError(f"--sort={args.sort}: {error}") from None
-
-
-def _load_report_trends(report: Report, history: Path) -> list[Trend]:
-    """Load the trend of each test in the report, on the devices of its last session."""
-    from pytest_llenergy.compare.history.trend import load_trends
-
-    names = {record.id for record in report.records}
-    return [each for each in load_trends(history) if each.id in names]

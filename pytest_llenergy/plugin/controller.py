@@ -344,8 +344,6 @@ class Controller:
             verbosity=self._config.get_verbosity(),
             notes=[
                 *notes,
-                # Options in addopts and in an ini file also apply to runs of other tests.
-                *layout.missing_metrics(last),
                 *_count_elsewhere(last),
                 *_count_earlier(records, last),
             ],

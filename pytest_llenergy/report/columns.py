@@ -4,17 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from pytest_llenergy.record.metrics import BUILT_IN, is_prefill_only
-from pytest_llenergy.record.quantity import format_number, format_quantity, format_with_uncertainty
-from pytest_llenergy.record.record import BackendInfo, Metric, Precision, Record, WindowRecord, domain_kind
-from pytest_llenergy.record.served import SATURATED
+from pytest_llenergy.record.quantity import format_number, format_quantity
+from pytest_llenergy.record.record import Precision, Record, WindowRecord, domain_kind
 from pytest_llenergy.record.text import one_line
-
-#: Headings of metrics.
-HEADINGS = {name: figure.heading or name for name, figure in BUILT_IN.items()}
+from pytest_llenergy.report.text_tables import Column
 
 #: End of the heading of a column whose cells have the uncertainty.
 WITH_U = "± u"
@@ -25,17 +21,8 @@ MAIN = (
     *("output_tokens_per_s", "duration_s"),
 )
 
-#: Weights of integers or blocks of them, whose arithmetic is in another type.
-QUANTISED = re.compile(r"[iuq]\w*\d", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading, and a function that returns the cell of a record."""
-
-    head: str
-    cell: Callable[[Record], str]
-    is_number: bool = False
+#: What a backend does not report.
+UNKNOWN = "?"
 
 
 def backend_name(record: Record) -> str:
@@ -56,26 +43,6 @@ def device_names(record: Record) -> str:
     return one_line(", ".join(names)) + (" (fallback)" if record.fallback else "") or "-"
 
 
-#: What a backend does not report.
-UNKNOWN = "?"
-
-
-def short_types(record: Record) -> str:
-    """Return the number types that matter most: ``f32`` if all are, or ``q4_1, KV u8``.
-
-    The arithmetic of quantised weights, rarer types and quantised inputs are in ``number_types``.
-    """
-    if record.backend is None:
-        return "-"
-    weights, compute, cache, _ = (each.partition("+")[0] for each in _all_types(record.backend))
-    words = [weights]
-    if compute != weights and not QUANTISED.match(weights):
-        words.append(compute)
-    if cache not in ("", weights, compute) or (cache == UNKNOWN and compute not in words):
-        words.append(f"KV {cache}")
-    return one_line(", ".join(words))
-
-
 def number_types(record: Record) -> str:
     """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``.
 
@@ -83,7 +50,12 @@ def number_types(record: Record) -> str:
     """
     if record.backend is None:
         return "-"
-    weights, compute, cache, inputs = _all_types(record.backend)
+    known = record.backend.precision or Precision()
+    weights, compute, inputs = (
+        _shorten_types(each) or UNKNOWN for each in (known.weights, known.compute, known.activations)
+    )
+    # Models that only embed have no cache.
+    cache = _shorten_types(known.kv_cache) or ("" if record.backend.task == "embed" else UNKNOWN)
     words = [weights]
     if compute != weights:
         words.append(compute)
@@ -94,20 +66,7 @@ def number_types(record: Record) -> str:
     return one_line(" ".join(words))
 
 
-def _all_types(backend: BackendInfo) -> tuple[str, str, str, str]:
-    """Return the short types of weights, arithmetic, cache (empty without one) and inputs of products."""
-    known = backend.precision or Precision()
-    # Models that only embed have no cache.
-    cache = "" if backend.task == "embed" else UNKNOWN
-    return (
-        _short_types(known.weights) or UNKNOWN,
-        _short_types(known.compute) or UNKNOWN,
-        _short_types(known.kv_cache) or cache,
-        _short_types(known.activations) or UNKNOWN,
-    )
-
-
-def _short_types(types: str | None) -> str:
+def _shorten_types(types: str | None) -> str:
     """Shorten names of types: ``bf16`` for ``bfloat16``, ``i8`` for ``int8, groups of 32``."""
     names = re.sub(r"(bf|f|u|)(?:loat|int)(?=\d)", lambda found: found[1] or "i", types or "")
     return names.partition(", groups")[0].replace(", ", "+")
@@ -135,40 +94,18 @@ def scales_differ(records: Sequence[Record]) -> bool:
     return len(set(scales)) > 1
 
 
-def _u(metric: Metric, *, absolute: bool) -> float | None:
-    return metric.uncertainty_absolute if absolute else metric.uncertainty
-
-
-def _metric(name: str, *, with_u: bool, absolute: bool) -> Callable[[Record], str]:
-    def cell(record: Record) -> str:
-        metric = record.metrics.get(name)
-        if metric is None or metric.value is None:
-            saturated = name.startswith("steady_") and any(flag.name == SATURATED for flag in record.flags)
-            return SATURATED if saturated else "-"
-        if name == "peak_memory_bytes":
-            return f"{metric.value / 2**20:.0f}"
-        if not with_u:
-            return format_number(metric.value)
-        if metric.unit.partition("/")[0] != "J":
-            return format_with_uncertainty(metric.value, _u(metric, absolute=absolute))
-        # The heading says per what.
-        return format_quantity(metric.value, _u(metric, absolute=absolute), "J")
-
-    return cell
-
-
 #: Columns of facts by their names in ``--energy-columns``.
-FACTS: Mapping[str, Column] = {
-    "backend": Column("backend", backend_name),
-    "model": Column("model", model_name),
-    "device": Column("device", device_names),
-    "meter": Column("meter", meter_names),
-    "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-"), is_number=True),
-    "types": Column("types", short_types),
+FACTS: Mapping[str, Column[Record]] = {
+    "backend": Column("backend", backend_name, is_number=False),
+    "model": Column("model", model_name, is_number=False),
+    "device": Column("device", device_names, is_number=False),
+    "meter": Column("meter", meter_names, is_number=False),
+    "rounds": Column("rounds", lambda record: str(len(record.rounds) or "-")),
+    "types": Column("types", number_types, is_number=False),
 }
 
 
-def column_of(name: str, *, absolute: bool = False) -> Column:
+def column_of(name: str, *, absolute: bool = False) -> Column[Record]:
     """Return a column, built in or of a custom metric.
 
     Args:
@@ -177,53 +114,48 @@ def column_of(name: str, *, absolute: bool = False) -> Column:
     """
     if name in FACTS:
         return FACTS[name]
-    if name not in HEADINGS:
-        return Column(one_line(name), _custom_metric(name, absolute=absolute), is_number=True)
-    heading = HEADINGS[name]
-    return Column(heading, _metric(name, with_u=heading.endswith(WITH_U), absolute=absolute), is_number=True)
+    heading = (BUILT_IN[name].heading or name) if name in BUILT_IN else None
+
+    def cell(record: Record) -> str:
+        metric = record.metrics.get(name)
+        if metric is None or metric.value is None:
+            return "-"
+        if name == "peak_memory_bytes":
+            return f"{metric.value / 2**20:.0f}"
+        if heading is not None and not heading.endswith(WITH_U):
+            return format_number(metric.value)
+        # The heading of a built-in metric says per what.
+        unit = metric.unit if heading is None else "J" if metric.unit.startswith("J") else ""
+        u = metric.uncertainty_absolute if absolute else metric.uncertainty
+        return format_quantity(metric.value, u, one_line(unit))
+
+    return Column(heading or one_line(name), cell)
 
 
 #: Built-in columns by their names in ``--energy-columns``.
-COLUMNS: Mapping[str, Column] = {**FACTS, **{name: column_of(name) for name in HEADINGS}}
+COLUMNS: Mapping[str, Column[Record]] = {**FACTS, **{name: column_of(name) for name in BUILT_IN}}
 
 
-def main_columns(records: Sequence[Record], *, absolute: bool) -> list[Column]:
+def main_columns(records: Sequence[Record], *, absolute: bool) -> list[Column[Record]]:
     """Return the columns that every table has: energy, energy per token, and tokens per second or seconds.
 
     Energy per output token of work that only reads its input would be that of its whole prompt: it has the
     energy per input token in its place. Units in the cells tell what the heading does not.
     """
     energy, output, read, rate, seconds = (column_of(name, absolute=absolute) for name in MAIN)
-    writing = [record for record in records if not is_prefill_only(record.rounds)]
-    per_output = any(output.cell(record) != "-" for record in writing)
-    has_rate = any(rate.cell(record) != "-" for record in writing)
 
     def per_token(record: Record) -> str:
         if not is_prefill_only(record.rounds):
             return output.cell(record)
         cell = read.cell(record)
-        return f"{cell}/in" if per_output and cell != "-" else cell
+        return cell if cell == "-" else f"{cell}/in"
 
     def speed(record: Record) -> str:
-        cell = "-" if is_prefill_only(record.rounds) else rate.cell(record)
-        time = seconds.cell(record)
+        cell, time = "-" if is_prefill_only(record.rounds) else rate.cell(record), seconds.cell(record)
         return f"{time} s" if cell == "-" != time else cell
 
-    return [
-        energy,
-        Column(output.head if per_output else read.head, per_token, is_number=True),
-        Column(rate.head, speed, is_number=True) if has_rate else seconds,
-    ]
-
-
-def _custom_metric(name: str, *, absolute: bool) -> Callable[[Record], str]:
-    def cell(record: Record) -> str:
-        metric = record.metrics.get(name)
-        if metric is None or metric.value is None:
-            return "-"
-        return format_quantity(metric.value, _u(metric, absolute=absolute), one_line(metric.unit))
-
-    return cell
+    has_rate = any(rate.cell(each) != "-" for each in records if not is_prefill_only(each.rounds))
+    return [energy, Column(output.head, per_token), Column(rate.head, speed) if has_rate else seconds]
 
 
 def format_window_energy(window: WindowRecord, *, absolute: bool) -> str:

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal, get_args
@@ -23,7 +23,7 @@ from pytest_llenergy.record.quantity import shown_unit
 from pytest_llenergy.record.record import Metric, Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.text import escape_invisible
-from pytest_llenergy.report.ci import Family, Sample, render_openmetrics_text
+from pytest_llenergy.report.openmetrics import Family, Sample, render_openmetrics_text
 
 #: Formats, each named after the tool that reads it.
 Target = Literal[
@@ -36,12 +36,6 @@ Target = Literal[
 ]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
-
-#: Direction of the metrics that a format holds, if it holds one of both.
-DIRECTIONS: dict[Target, Direction] = {
-    "github-action-benchmark": "less",
-    "github-action-benchmark-bigger": "more",
-}
 
 #: Formats that can hold both sides of a paired file.
 WITH_SIDES: frozenset[Target] = frozenset({"openmetrics", "csv"})
@@ -59,14 +53,20 @@ _UNITS = (
     ("_s", "", "seconds"),
 )
 
-#: Gauges of custom metrics. Metrics and units are labels, since custom names may end like other gauges.
-CUSTOM_GAUGE = "llenergy_custom_metric"
+#: Gauge of custom metrics. Name and unit are labels, since custom names may end like other gauges.
+CUSTOM_GAUGE = ("llenergy_custom_metric", "", "Custom metric")
 
 #: Longest name of a measure at Bencher (characters).
 MAX_MEASURE = 64
 
 #: Words for percentiles, since Bencher allows no digits in the name of a measure.
 _PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
+
+#: Columns of the CSV, which has a line for each metric of each test.
+CSV_COLUMNS = (
+    *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
+    *("metric", "value", "unit", "uncertainty", "n", "reason", "better"),
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,12 @@ class ExportSide:
         """
         return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
-    def measured(self) -> list[Record]:
-        """Return the records with valid measurements."""
-        return [record for record in self.records() if record.counts]
+    def values(self) -> Iterator[tuple[Record, str, Metric, float]]:
+        """Yield the metrics that have a value, of tests with valid measurements."""
+        for record in self.records():
+            for name, metric in record.metrics.items():
+                if record.counts and metric.value is not None:
+                    yield record, name, metric, metric.value
 
     def device_key(self, record: Record) -> str:
         """Return a key that is equal for tests on the same kind of devices, measured with the same meters."""
@@ -96,48 +99,25 @@ class ExportSide:
 def export_report(sides: Sequence[ExportSide], target: Target) -> str:
     """Render a report in a format: one side, or both if the format is in ``WITH_SIDES``."""
     if target == "openmetrics":
-        return render_openmetrics(sides)
+        return _render_openmetrics(sides)
     if target == "csv":
-        return render_csv(sides)
+        return _render_csv(sides)
     (side,) = sides
     if target == "pytest-benchmark":
-        return render_pytest_benchmark(side)
+        return _render_pytest_benchmark(side)
     if target == "bencher":
-        return render_bencher(side)
-    return render_github_action_benchmark(side, DIRECTIONS[target])
+        return _render_bencher(side)
+    return _render_github_action_benchmark(side, "less" if target == "github-action-benchmark" else "more")
 
 
-def iter_values(record: Record) -> Iterator[tuple[str, Metric, float]]:
-    """Yield the metrics that have a value."""
-    for name, metric in record.metrics.items():
-        if metric.value is not None:
-            yield name, metric, metric.value
-
-
-def better_of(record: Record, name: str) -> Direction | None:
+def _better(record: Record, name: str) -> Direction | None:
     """Return the direction of a metric that is better; None if a hook added the metric without one."""
     if name in METRICS:
         return METRICS[name].better
     return record.custom[name].better if name in record.custom else None
 
 
-def list_omitted_metrics(sides: Sequence[ExportSide], target: Target) -> list[str]:
-    """Return the custom metrics for which a format has no place, each with the reason."""
-    omitted = {}
-    for side in sides:
-        for record in side.measured():
-            for name, metric, _ in iter_values(record):
-                better = better_of(record, name)
-                if name in METRICS:
-                    continue
-                if better != DIRECTIONS.get(target, better):
-                    omitted[name] = f"{better} is better" if better is not None else "no direction is known"
-                elif target == "bencher" and bencher_measure(record, name, metric) is None:
-                    omitted[name] = "its name is too long"
-    return [f"{name} ({omitted[name]})" for name in sorted(omitted)]
-
-
-def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
+def _render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
     """Render the metrics of one direction for github-action-benchmark.
 
     Its tools are ``customSmallerIsBetter`` and ``customBiggerIsBetter``. Values keep the units of the record,
@@ -145,111 +125,87 @@ def render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
     """
     commit = side.report.source.commit
     entries = []
-    for record in side.measured():
-        for name, metric, value in iter_values(record):
-            if better_of(record, name) != better:
-                continue
+    for record, name, metric, value in side.values():
+        if _better(record, name) == better:
+            count = metric.n if metric.rounds is None else metric.rounds
+            what = f"{'round' if name in METRICS else 'value'}{'' if count == 1 else 's'}"
+            extra = [f"{count} {what}", record.kind, f"commit {commit}" if commit else None]
             entry = {"name": f"{record.id} {name}", "unit": metric.unit, "value": value}
             if metric.uncertainty is not None:
                 entry["range"] = f"± {metric.uncertainty:.3g}"
-            count = metric.n if metric.rounds is None else metric.rounds
-            extra = [
-                f"{count} {'round' if name in METRICS else 'value'}{'' if count == 1 else 's'}",
-                record.kind,
-                f"commit {commit}" if commit else None,
-            ]
             entries.append({**entry, "extra": "\n".join(filter(None, extra))})
     return json.dumps(entries, indent=2) + "\n"
 
 
-def _gauge(metric: str) -> tuple[str, str]:
-    suffix, replacement, unit = next(each for each in _UNITS if metric.endswith(each[0]))
-    return metric.removesuffix(suffix) + replacement, unit
-
-
-def _bencher_measure(metric: str) -> tuple[str, float]:
-    if metric == "duration_s":
-        # The only measure that Bencher defines itself, in nanoseconds.
-        return "latency", 1e9
-    name = f"{metric}econd" if metric.endswith("_per_s") else re.sub("_(js|j|w|s|bytes)$", "", metric)
-    return "-".join(_PERCENTILES.get(word, word) for word in name.split("_")), 1.0
-
-
-#: Bencher's measure of each metric, and the factor from the metric's unit to the measure's.
-BENCHER_MEASURES = {metric: _bencher_measure(metric) for metric in METRICS}
-
-#: Gauge of each metric without its unit, and the unit.
-OPENMETRICS_GAUGES = {metric: _gauge(metric) for metric in METRICS}
-
-
-def bencher_measure(record: Record, name: str, metric: Metric) -> tuple[str, float] | None:
-    """Return Bencher's measure of a metric, and the factor from the metric's unit to the measure's.
-
-    The measure of a custom metric is named after it, with unit and direction, which the format cannot hold
-    elsewhere. None if Bencher does not accept the name.
-    """
-    if name in BENCHER_MEASURES:
-        return BENCHER_MEASURES[name]
-    better = better_of(record, name)
-    about = [shown_unit(metric.unit), f"{better} is better" if better is not None else ""]
-    measure = f"{name} ({', '.join(filter(None, about))})"
-    return (measure, 1.0) if len(measure) <= MAX_MEASURE else None
-
-
-def render_bencher(side: ExportSide) -> str:
+def _render_bencher(side: ExportSide) -> str:
     """Render Bencher Metric Format: every metric, with limits one standard uncertainty away.
 
     See https://bencher.dev/docs/reference/bencher-metric-format/.
     """
     tests: dict[str, dict[str, dict[str, float]]] = {}
-    for record in side.measured():
-        for name, metric, value in iter_values(record):
-            found = bencher_measure(record, name, metric)
-            if found is None:
-                continue
-            measure, factor = found
-            entry = {"value": value * factor}
-            if metric.uncertainty is not None:
-                entry["lower_value"] = (value - metric.uncertainty) * factor
-                entry["upper_value"] = (value + metric.uncertainty) * factor
-            tests.setdefault(record.id, {})[measure] = entry
+    for record, name, metric, value in side.values():
+        measure, factor = bencher_measure(record, name, metric)
+        entry = {"value": value * factor}
+        if metric.uncertainty is not None:
+            entry["lower_value"] = (value - metric.uncertainty) * factor
+            entry["upper_value"] = (value + metric.uncertainty) * factor
+        tests.setdefault(record.id, {})[measure] = entry
     return json.dumps(tests, indent=2) + "\n"
 
 
-def render_openmetrics(sides: Sequence[ExportSide]) -> str:
+def bencher_measure(record: Record, name: str, metric: Metric) -> tuple[str, float]:
+    """Return Bencher's measure of a metric, and the factor from the metric's unit to the measure's.
+
+    The measure of a custom metric is named after it, with unit and direction, which the format cannot hold
+    elsewhere.
+    """
+    if name == "duration_s":
+        # The only measure that Bencher defines itself, in nanoseconds.
+        return "latency", 1e9
+    if name in METRICS:
+        words = f"{name}econd" if name.endswith("_per_s") else re.sub("_(js|j|w|s|bytes)$", "", name)
+        return "-".join(_PERCENTILES.get(word, word) for word in words.split("_")), 1.0
+    better = _better(record, name)
+    about = [shown_unit(metric.unit), f"{better} is better" if better is not None else ""]
+    return f"{name} ({', '.join(filter(None, about))})"[:MAX_MEASURE], 1.0
+
+
+def openmetrics_gauge(metric: str) -> tuple[str, str]:
+    """Return the gauge of a built-in metric without its unit, and the unit."""
+    suffix, replacement, unit = next(each for each in _UNITS if metric.endswith(each[0]))
+    return f"llenergy_{metric.removesuffix(suffix)}{replacement}", unit
+
+
+def _render_openmetrics(sides: Sequence[ExportSide]) -> str:
     """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device."""
-    values: dict[str, list[Sample]] = {name: [] for name in (*OPENMETRICS_GAUGES, CUSTOM_GAUGE)}
-    uncertainties: dict[str, list[Sample]] = {name: [] for name in values}
+    gauges: dict[tuple[str, str, str], tuple[list[Sample], list[Sample]]] = {}
     for side in sides:
-        for record in side.measured():
+        keys = {record.id: side.device_key(record) for record in side.records()}
+        for record, name, metric, value in side.values():
             labels = {
                 "test": record.id,
                 "side": side.name,
-                "device": side.device_key(record),
+                "device": keys[record.id],
                 "kind": record.kind or "",
                 "commit": side.report.source.commit or "",
             }
-            for name, metric, value in iter_values(record):
-                gauge, own = name, dict[str, str]()
-                if name not in OPENMETRICS_GAUGES:
-                    gauge = CUSTOM_GAUGE
-                    own = {"metric": name, "unit": metric.unit, "better": better_of(record, name) or ""}
-                values[gauge].append(Sample(labels | own, repr(float(value))))
-                if metric.uncertainty is not None:
-                    uncertainties[gauge].append(Sample(labels | own, repr(float(metric.uncertainty))))
-    text = "Custom metrics of tests: the label unit is their unit, better the direction that is better."
-    families = [Family(CUSTOM_GAUGE, text, values[CUSTOM_GAUGE])]
-    text = "Standard uncertainty (k=1) of custom metrics."
-    families.append(Family(f"{CUSTOM_GAUGE}_uncertainty", text, uncertainties[CUSTOM_GAUGE]))
-    for name, (gauge, unit) in OPENMETRICS_GAUGES.items():
-        text = f"{name} of a test, median over its valid rounds."
-        families.append(Family(f"llenergy_{gauge}_{unit}", text, values[name], unit))
-        text = f"Standard uncertainty (k=1) of {name}."
-        families.append(Family(f"llenergy_{gauge}_uncertainty_{unit}", text, uncertainties[name], unit))
+            gauge = (*openmetrics_gauge(name), name) if name in METRICS else CUSTOM_GAUGE
+            if name not in METRICS:
+                labels |= {"metric": name, "unit": metric.unit, "better": _better(record, name) or ""}
+            values, uncertainties = gauges.setdefault(gauge, ([], []))
+            values.append(Sample(labels, repr(float(value))))
+            if metric.uncertainty is not None:
+                uncertainties.append(Sample(labels, repr(float(metric.uncertainty))))
+    families = []
+    for (name, unit, what), (values, uncertainties) in gauges.items():
+        end = f"_{unit}" if unit else ""
+        families.append(Family(f"{name}{end}", f"{what} of a test, median over valid rounds.", values, unit))
+        text = f"Standard uncertainty (k=1) of {what}."
+        families.append(Family(f"{name}_uncertainty{end}", text, uncertainties, unit))
     return render_openmetrics_text(families)
 
 
-def render_pytest_benchmark(side: ExportSide) -> str:
+def _render_pytest_benchmark(side: ExportSide) -> str:
     """Render the JSON of pytest-benchmark: seconds in ``stats``, all other metrics in ``extra_info``.
 
     The test's own ``extra_info`` is there too; a metric of the same name replaces a value.
@@ -257,21 +213,15 @@ def render_pytest_benchmark(side: ExportSide) -> str:
     iterations per second of which more is better.
     """
     report = side.report
-    machine = {}
+    machine: dict[str, Any] = {}
     if report.environment is not None:
         machine = _describe_machine(report.environment)
-        hosts = report.environment.cluster_hosts
-        if hosts:
-            machine["hosts"] = {name: _describe_machine(each) for name, each in hosts.items()}
+    source = report.source
+    benchmarks = [_benchmark(record) for record in side.records() if record.counts]
     content = {
         "machine_info": machine,
-        "commit_info": {
-            "id": report.source.commit,
-            "branch": report.source.branch,
-            "dirty": report.source.dirty,
-            "time": None,
-        },
-        "benchmarks": [each for record in side.measured() if (each := _benchmark(record)) is not None],
+        "commit_info": {"id": source.commit, "branch": source.branch, "dirty": source.dirty, "time": None},
+        "benchmarks": [each for each in benchmarks if each is not None],
         "datetime": report.run.finished_at or report.run.started_at,
         "version": f"pytest-llenergy {pytest_llenergy.__version__}",
     }
@@ -295,9 +245,12 @@ def _benchmark(record: Record) -> dict[str, Any] | None:
     if not seconds:
         return None
     path, bracket, params = record.id.partition("[")
-    energy: dict[str, Any] = {name: value for name, _, value in iter_values(record) if name != "duration_s"}
-    if record.kind is not None:
-        energy["energy_kind"] = record.kind
+    energy: dict[str, Any] = {
+        name: metric.value
+        for name, metric in record.metrics.items()
+        if metric.value is not None and name != "duration_s"
+    }
+    energy |= {"energy_kind": record.kind} if record.kind is not None else {}
     if record.custom:
         energy["custom_metrics"] = {
             name: {"unit": record.metrics[name].unit, "better": each.better}
@@ -351,50 +304,24 @@ def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
     }
 
 
-#: Columns of the CSV, which has a line for each metric of each test.
-CSV_COLUMNS = (
-    *("id", "side", "run_id", "started_at", "commit", "device_key", "kind", "status"),
-    *("metric", "value", "unit", "uncertainty", "n", "reason", "better"),
-)
-
-
-def render_csv(sides: Sequence[ExportSide]) -> str:
+def _render_csv(sides: Sequence[ExportSide]) -> str:
     """Render all tests; those without values have one line with an empty value and the reason."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\r\n")
-    writer.writeheader()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(CSV_COLUMNS)
     for side in sides:
         for record in side.records():
-            writer.writerows(_escape_cells(line) for line in _csv_lines(side, record))
+            for line in _csv_lines(side, record):
+                writer.writerow([escape_invisible(cell) if isinstance(cell, str) else cell for cell in line])
     return text.getvalue()
 
 
-def _escape_cells(line: Mapping[str, object]) -> dict[str, object]:
-    return {name: escape_invisible(cell) if isinstance(cell, str) else cell for name, cell in line.items()}
-
-
-def _csv_lines(side: ExportSide, record: Record) -> Iterator[dict[str, object]]:
-    common: dict[str, object] = {
-        "id": record.id,
-        "side": side.name,
-        "run_id": side.report.run.id,
-        "started_at": side.report.run.started_at,
-        "commit": side.report.source.commit,
-        "device_key": side.device_key(record) if record.meters else None,
-        "kind": record.kind,
-        "status": record.status,
-        "reason": record.reason,
-    }
+def _csv_lines(side: ExportSide, record: Record) -> Iterator[list[object]]:
+    run, commit = side.report.run, side.report.source.commit
+    key = side.device_key(record) if record.meters else None
+    about = [record.id, side.name, run.id, run.started_at, commit, key, record.kind, record.status]
     if not record.metrics:
-        yield common
+        yield [*about, None, None, None, None, None, record.reason, None]
     for name, metric in record.metrics.items():
-        yield {
-            **common,
-            "metric": name,
-            "value": metric.value,
-            "unit": metric.unit,
-            "uncertainty": metric.uncertainty,
-            "n": metric.n,
-            "reason": metric.reason or record.reason,
-            "better": better_of(record, name),
-        }
+        values = metric.value, metric.unit, metric.uncertainty, metric.n
+        yield [*about, name, *values, metric.reason or record.reason, _better(record, name)]

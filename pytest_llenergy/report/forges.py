@@ -20,16 +20,13 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pytest_llenergy.errors import ForgeError, OutdatedRunError
 from pytest_llenergy.record.files import read_limited
+from pytest_llenergy.record.text import one_line
 
 #: One request to the forge.
 REQUEST_TIMEOUT_S = 30.0
 
-
 #: Errors of a file that is not a readable event.
 EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-
-#: HTTP statuses of an answer without content, such as that to a deletion, and of a refusal.
-NO_CONTENT, FORBIDDEN = 204, 403
 
 #: What to check if the forge does not accept the token.
 TOKEN_ADVICE = {
@@ -37,25 +34,12 @@ TOKEN_ADVICE = {
     "GitLab": "the token in LLENERGY_GITLAB_TOKEN needs the scope api",
 }
 
-
 #: Seconds before each further attempt of a request that a limit or a busy server refused, and the most that a
 #: server may ask for.
 RETRY_AFTER_S, MOST_WAIT_S = (1.0, 5.0), 60.0
 
-#: HTTP statuses of a server or proxy that is not available at the moment, and of a limit.
-BUSY, TOO_MANY = (500, 502, 503, 504), 429
-
-
-def _is_rate_limit(error: HTTPError) -> bool:
-    """Whether a request was refused as one of too many: GitHub answers 403 then, too."""
-    headers = error.headers
-    exhausted = headers.get("X-RateLimit-Remaining") == "0" or "Retry-After" in headers
-    return error.code == TOO_MANY or (error.code == FORBIDDEN and exhausted)
-
-
-def _wait_s(error: HTTPError, usual_s: float) -> float:
-    asked = error.headers.get("Retry-After", "")
-    return min(float(asked), MOST_WAIT_S) if asked.isdecimal() else usual_s
+#: HTTP statuses of a refusal, of a limit, and of a server or proxy that is not available at the moment.
+FORBIDDEN, TOO_MANY, BUSY = 403, 429, (500, 502, 503, 504)
 
 
 class _RefuseRedirects(HTTPRedirectHandler):
@@ -66,23 +50,23 @@ class _RefuseRedirects(HTTPRedirectHandler):
 
 
 class Forge(NamedTuple):
-    """The REST API of GitHub or GitLab. ``headers`` hold the token."""
+    """The REST API of GitHub or GitLab for one pull or merge request.
+
+    Attributes:
+        headers: They hold the token.
+        comments: Path of the comments of the request.
+        own: Path below which each comment is replaced by the method ``replace`` or deleted.
+    """
 
     name: str
     url: str
     headers: dict[str, str]
+    comments: str = ""
+    own: str = ""
+    replace: str = ""
 
     def request(self, method: str, path: str, comment: str | None = None) -> Any:
-        """Send the text of a comment, or nothing, and decode the answer.
-
-        Args:
-            method: HTTP method.
-            path: Path below the address of the API.
-            comment: Text of a comment to send.
-
-        Raises:
-            ForgeError: If the forge refuses or does not answer.
-        """
+        """Send the text of a comment, or nothing, and decode the answer, or raise ``ForgeError``."""
         url = f"{self.url.rstrip('/')}/{path}"
         data = None if comment is None else json.dumps({"body": comment}).encode()
         headers = {"User-Agent": "pytest-llenergy", "Content-Type": "application/json", **self.headers}
@@ -90,23 +74,21 @@ class Forge(NamedTuple):
             try:
                 request = Request(url, data, headers, method=method)
                 with build_opener(_RefuseRedirects).open(request, timeout=REQUEST_TIMEOUT_S) as response:
-                    return self._decode(response.read(), url) if response.status != NO_CONTENT else None
+                    answer = response.read()
+                break
             except HTTPError as error:
                 limited = _is_rate_limit(error)
                 # A comment may have been added although the answer was lost.
-                if wait_s is not None and (limited or (error.code in BUSY and method != "POST")):
-                    time.sleep(_wait_s(error, wait_s))
-                    continue
-                raise ForgeError(self._explain(error, f"{method} {url}", limited=limited)) from None
+                if wait_s is None or not (limited or (error.code in BUSY and method != "POST")):
+                    raise ForgeError(self._explain(error, f"{method} {url}", limited=limited)) from None
+                asked = error.headers.get("Retry-After", "")
+                time.sleep(min(float(asked), MOST_WAIT_S) if asked.isdecimal() else wait_s)
             except (OSError, HTTPException, ValueError) as error:
                 reason = getattr(error, "reason", error)
                 raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
-        raise AssertionError("the last attempt returns or raises")
-
-    def _decode(self, answer: bytes, url: str) -> Any:
         with suppress(ValueError):
-            found = json.loads(answer)
-            if isinstance(found, dict | list):
+            # The answer to a deletion is empty.
+            if isinstance(found := json.loads(answer or "{}"), dict | list):
                 return found
         raise ForgeError(f"{url} did not answer as {self.name} does, but as a proxy may: {answer[:80]!r}")
 
@@ -114,41 +96,35 @@ class Forge(NamedTuple):
         message = str(error.reason)
         with suppress(OSError, ValueError, AttributeError):
             message = json.load(error).get("message") or message
-        message = " ".join(str(message).split())[:300]
+        advice = ""
         if limited:
             advice = "; the token has reached a rate limit, so run the job again later"
         elif error.code in BUSY:
             advice = f"; {self.name} or a proxy is not available, so run the job again"
-        else:
-            advice = f"; {TOKEN_ADVICE[self.name]}" if error.code in (401, FORBIDDEN) else ""
-        return f"{self.name} refused {request}: {error.code} {message}{advice}"
+        elif error.code in (401, FORBIDDEN):
+            advice = f"; {TOKEN_ADVICE[self.name]}"
+        return f"{self.name} refused {request}: {error.code} {one_line(str(message))[:300]}{advice}"
 
     def list(self, path: str) -> Iterator[Any]:
-        """Yield the entries of every page, 10,000 at most.
-
-        Raises:
-            ForgeError: If the forge refuses or does not answer.
-        """
+        """Yield the entries of every page, 10,000 at most, or raise ``ForgeError``."""
         for page in range(1, 101):
             entries = self.request("GET", f"{path}per_page=100&page={page}")
             if not isinstance(entries, list):
                 raise ForgeError(f"{self.url} did not answer as {self.name} does, but as a proxy may")
+            yield from entries
             if not entries:
                 return
-            yield from entries
+
+
+def _is_rate_limit(error: HTTPError) -> bool:
+    """Whether a request was refused as one of too many: GitHub answers 403 then, too."""
+    exhausted = error.headers.get("X-RateLimit-Remaining") == "0" or "Retry-After" in error.headers
+    return error.code == TOO_MANY or (error.code == FORBIDDEN and exhausted)
 
 
 @dataclass(frozen=True)
 class CiRun:
-    """The CI run that measured. Fields are empty outside CI.
-
-    Attributes:
-        url: Address of the run.
-        artifacts_url: Address of its artifacts.
-        workflow: Name of the workflow; empty on GitLab.
-        job: Name of this job.
-        commit: The commit that was tested.
-    """
+    """The CI run that measured: its address and that of its artifacts. Fields are empty outside CI."""
 
     url: str = ""
     artifacts_url: str = ""
@@ -175,13 +151,11 @@ def find_run(environ: Mapping[str, str], *, other_job: bool = False) -> CiRun:
         if other is not None:
             url = str(other["html_url"])
             return CiRun(url, f"{url}#artifacts", str(other["name"]), commit=str(other["head_sha"]))
-        commit = str(pull["head"]["sha"]) if pull is not None else environ.get("GITHUB_SHA", "")
+        commit = str(pull["head"]["sha"]) if pull is not None else environ["GITHUB_SHA"]
+        server = environ.get("GITHUB_SERVER_URL", "https://github.com")
+        url = f"{server}/{environ['GITHUB_REPOSITORY']}/actions/runs/{environ['GITHUB_RUN_ID']}"
     except EVENT_ERRORS:
         return CiRun()
-    if not (environ.get("GITHUB_REPOSITORY") and environ.get("GITHUB_RUN_ID")):
-        return CiRun()
-    server = environ.get("GITHUB_SERVER_URL", "https://github.com")
-    url = f"{server}/{environ['GITHUB_REPOSITORY']}/actions/runs/{environ['GITHUB_RUN_ID']}"
     workflow, job = environ.get("GITHUB_WORKFLOW", ""), environ.get("GITHUB_JOB", "")
     return CiRun(url, f"{url}#artifacts", workflow, job, commit)
 
@@ -209,19 +183,12 @@ def post_comments(
     Raises:
         ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
     """
+    forge, number = (_find_merge_request if "GITLAB_CI" in environ else _find_pull_request)(environ, number)
     author = None
-    if "GITLAB_CI" in environ:
-        forge, comments, number = _find_merge_request(environ, number)
-        replace, own = "PUT", comments
+    with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
         author = forge.request("GET", "user")["id"]
-    else:
-        forge, repository, number = _find_pull_request(environ, number)
-        comments = f"{repository}/issues/{number}/comments"
-        replace, own = "PATCH", f"{repository}/issues/comments"
-        with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
-            author = forge.request("GET", "user")["id"]
     existing: dict[str, Any] = {}
-    for comment in forge.list(f"{comments}?"):
+    for comment in forge.list(f"{forge.comments}?"):
         user = comment.get("user") or comment.get("author") or {}
         if user.get("type") == "Bot" if author is None else user.get("id") == author:
             existing.setdefault((comment["body"] or "").partition("\n")[0].strip(), comment["id"])
@@ -234,14 +201,12 @@ def post_comments(
     done = []
     project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
     for marker, body in wanted.items():
+        path = f"{forge.own}/{existing[marker]}" if marker in existing else forge.comments
         if not body:
-            forge.request("DELETE", f"{own}/{existing[marker]}")
-            done.append(("deleted", f"{own}/{existing[marker]}"))
+            forge.request("DELETE", path)
+            done.append(("deleted", path))
             continue
-        if marker in existing:
-            answer = forge.request(replace, f"{own}/{existing[marker]}", body)
-        else:
-            answer = forge.request("POST", comments, body)
+        answer = forge.request(forge.replace if marker in existing else "POST", path, body)
         url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
         done.append(("replaced" if marker in existing else "added", url))
     return done
@@ -253,24 +218,19 @@ def _variable(environ: Mapping[str, str], name: str, advice: str) -> str:
     return environ[name]
 
 
-def _find_merge_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
-    """Return the API, the path of the notes, and the number of the merge request."""
+def _find_merge_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, int]:
     advice = "run this in a pipeline of a merge request, name it with --number=N, or print with --dry-run"
-    if number is None:
-        text = _variable(environ, "CI_MERGE_REQUEST_IID", advice)
-        if not text.isdecimal():
-            raise ForgeError(f"CI_MERGE_REQUEST_IID={text!r} is not a number; {advice}")
-        number = int(text)
+    number = number or int(_variable(environ, "CI_MERGE_REQUEST_IID", advice))
     advice = "run this in a job of GitLab CI, or print the comment with --dry-run"
     project = environ.get("CI_MERGE_REQUEST_PROJECT_ID") or _variable(environ, "CI_PROJECT_ID", advice)
     advice = "set it to a project access token with the scope api; a job token may not write notes"
     headers = {"PRIVATE-TOKEN": _variable(environ, "LLENERGY_GITLAB_TOKEN", advice)}
-    forge = Forge("GitLab", environ.get("CI_API_V4_URL", "https://gitlab.com/api/v4"), headers)
-    return forge, f"projects/{quote(project, safe='')}/merge_requests/{number}/notes", number
+    url = environ.get("CI_API_V4_URL", "https://gitlab.com/api/v4")
+    notes = f"projects/{quote(project, safe='')}/merge_requests/{number}/notes"
+    return Forge("GitLab", url, headers, notes, notes, "PUT"), number
 
 
-def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, str, int]:
-    """Return the API, the path of the repository, and the number of the pull request."""
+def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[Forge, int]:
     advice = "run this in a job of GitHub Actions or GitLab CI, or print the comment with --dry-run"
     path = f"repos/{_variable(environ, 'GITHUB_REPOSITORY', advice)}"
     advice = (
@@ -278,8 +238,10 @@ def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[
         "pull-requests: write"
     )
     headers = {"Authorization": f"Bearer {_variable(environ, 'GITHUB_TOKEN', advice)}"}
-    forge = Forge("GitHub", environ.get("GITHUB_API_URL", "https://api.github.com"), headers)
-    return forge, path, number or _read_event(forge, path, environ)
+    url = environ.get("GITHUB_API_URL", "https://api.github.com")
+    number = number or _find_number(Forge("GitHub", url, headers), path, environ)
+    comments = f"{path}/issues/{number}/comments"
+    return Forge("GitHub", url, headers, comments, f"{path}/issues/comments", "PATCH"), number
 
 
 def _load_event(environ: Mapping[str, str]) -> Any:
@@ -287,7 +249,7 @@ def _load_event(environ: Mapping[str, str]) -> Any:
     return json.loads(read_limited(Path(path))) if path else {}
 
 
-def _read_event(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:
+def _find_number(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:
     """Return the number of the event's pull request.
 
     A ``workflow_run`` does not name the pull request of a fork, so this searches for the open one whose

@@ -1,32 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Render a run as Markdown: the table of the terminal, with every name escaped."""
+"""Markdown whose texts nobody can break out of, and the summary of a run in it."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
 
-from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.text import short_test_name, unique_function_names
-from pytest_llenergy.report.columns import Column, format_window_energy, scales_differ
-from pytest_llenergy.report.layout import Layout, has_values, record_labels
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_curve, describe_failure
-from pytest_llenergy.report.notes import list_notes, summary_flags
-from pytest_llenergy.report.pr_comment import MAX_REASON_LENGTH, escape_markdown, line_size
-from pytest_llenergy.report.verdicts import (
-    GREEN_VERDICTS,
-    format_change,
-    sort_by_verdict,
-    summarize_verdicts,
-)
+from pytest_llenergy.record.text import one_line, shorten
+from pytest_llenergy.report.layout import Layout
+from pytest_llenergy.report.summary import Line, summarize
+from pytest_llenergy.report.text_tables import Column, Row, Table
+from pytest_llenergy.report.verdicts import list_problems
 
-#: Most lines of each list below the table; the others are only counted.
-MAX_LINES = 20
+#: Most characters of a name and of a reason.
+MAX_NAME_LENGTH, MAX_REASON_LENGTH = 160, 300
+
+#: Characters that mean nothing in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
+SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…→%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
+
+#: Text that GitHub turns into a link although it has no scheme.
+WWW_ADDRESS = re.compile(r"(www)\.", re.IGNORECASE)
+
+#: ``@`` and ``#``, which start a mention or a reference on GitHub even as character references.
+MENTION_OR_REFERENCE = re.compile(r"(&#(?:64|35);)")
+
+
+def escape_markdown(text: str, width: int = MAX_NAME_LENGTH) -> str:
+    """Escape text so that Markdown, HTML and GitHub show it literally, on one line.
+
+    Characters with a meaning become character references. Invisible ones, such as direction marks, become
+    escapes.
+    """
+    line = shorten(one_line(text), width)
+    referred = "".join(
+        each if SAFE_CHARACTER.match(line, place) else f"&#{ord(each)};" for place, each in enumerate(line)
+    )
+    # Break addresses and links.
+    unlinked = WWW_ADDRESS.sub(r"\1&#46;", referred.replace("://", "&#58;//").replace("](", "]&#40;"))
+    return MENTION_OR_REFERENCE.sub(r"\1&#8203;", unlinked)
+
+
+def table_head(columns: Sequence[Column[Row]], *names: str) -> list[str]:
+    """Return the two lines above the rows of a table; ``names`` are the headings of their names."""
+    heads = " | ".join([*names, *(escape_markdown(each.head) for each in columns)])
+    aligned = "".join("---:|" if each.is_number else "---|" for each in columns)
+    return [f"| {heads} |", f"|{'---|' * len(names)}{aligned}"]
+
+
+def table_row(name: str, columns: Sequence[Column[Row]], row: Row) -> str:
+    """Return a row of a table. ``name`` is Markdown."""
+    return f"| {' | '.join([name, *(escape_markdown(each.cell(row)) for each in columns)])} |"
+
+
+def select_fitting(lines: Sequence[str], max_bytes: int) -> list[str]:
+    """Return the first lines that fit into so many bytes."""
+    kept: list[str] = []
+    for line in lines:
+        max_bytes -= len(line.encode()) + 1
+        if max_bytes < 0:
+            break
+        kept.append(line)
+    return kept
 
 
 def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: int, *, complete: bool) -> str:
-    """Render the tests of a run in at most ``max_bytes``; rows that do not fit are only counted.
+    """Render the tests of a run in at most ``max_bytes``; lines that do not fit are only counted.
 
     Args:
         records: Records of the run.
@@ -34,132 +76,31 @@ def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: in
         max_bytes: Limit of the text in bytes.
         complete: Whether the run finished.
     """
-    head = _head(records, complete=complete)
-    labels = record_labels(records)
-    curves = [line for record in records for line in _loads(record, labels)]
-    foot = "\n".join(
-        ["", *_windows_and_failures(records), *_verdicts(records), *curves, *_notes(records, labels), ""]
-    )
-    # 100 bytes for the line that counts the omitted rows.
-    room = max_bytes - line_size(head) - line_size(foot) - 100
-    if room < 0:
-        return f"{head}\n" if line_size(head) <= max_bytes else ""
-    tabled = layout.sort_records(list(filter(has_values, records)))
-    columns = layout.columns_of(records)
-    names = unique_function_names(record.id for record in records)
-    begin = ["", *_table_header(columns)]
-    rows = [_row(each, columns) for each in layout.rows(tabled, names)]
-    room -= sum(map(line_size, begin))
-    kept: list[str] = []
-    while len(kept) < len(rows) and (room := room - line_size(rows[len(kept)])) >= 0:
-        kept.append(rows[len(kept)])
-    lines = [head, *begin, *kept] if kept else [head]
-    if len(kept) < len(rows):
-        lines += ["", f"{len(rows) - len(kept)} more tests are in the report."]
-    return "\n".join([*lines, foot])
-
-
-def _head(records: Sequence[Record], *, complete: bool) -> str:
-    """Return the title, after an empty line since the text before it may not end with one."""
-    counts = Counter(record.status for record in records)
-    text = ", ".join(f"{count} {status}" for status, count in counts.items())
-    stopped = "" if complete else ", interrupted"
-    lines = ["", f"### Energy: {text}{stopped}"]
+    counts = Counter(each.status for each in records)
+    found = ", ".join(f"{count} {status}" for status, count in counts.items())
+    # The text before it may not end with an empty line.
+    lines = ["", f"### Energy: {found}{'' if complete else ', interrupted'}", ""]
     compared = [each for record in records for each in record.comparisons]
-    lines += (
-        [
-            "",
-            escape_markdown(f"Compared with the baseline: {summarize_verdicts(compared)}", MAX_REASON_LENGTH),
-        ]
-        if compared
-        else []
-    )
-    return "\n".join(lines)
+    for text in list_problems(compared, "the baseline") if compared else ():
+        lines.append(f"- {escape_markdown(text, MAX_REASON_LENGTH)}")
+    for part in summarize(records, layout, brief=False):
+        lines += _render_table(part) if isinstance(part, Table) else [_render_line(part)]
+    # A hundred bytes for the line that counts the others.
+    kept = select_fitting(lines, max_bytes - 100)
+    if 0 < len(kept) < len(lines):
+        kept += ["", f"{len(lines) - len(kept)} more lines are in the report."]
+    return "\n".join([*kept, ""]) if kept else ""
 
 
-def _table_header(columns: Sequence[Column]) -> list[str]:
-    heads = " | ".join(escape_markdown(column.head) for column in columns)
-    aligned = "|".join("---:" if column.is_number else "---" for column in columns)
-    return [f"| test | {heads} |", f"|---|{aligned}|"]
+def _render_line(line: Line) -> str:
+    name = f"<code>{escape_markdown(line.name)}</code>: " if line.name else ""
+    return f"- {name}{escape_markdown(line.text, MAX_REASON_LENGTH)}"
 
 
-def _row(row: tuple[str, str, Record], columns: Sequence[Column]) -> str:
-    """Return the row of a test, below one with its heading if it has one."""
-    heading, label, record = row
-    above = f"| **{escape_markdown(heading)}** |{' |' * len(columns)}\n" if heading else ""
-    cells = " | ".join(escape_markdown(column.cell(record)) for column in columns)
-    return f"{above}| <code>{escape_markdown(label.strip())}</code>{_failure(record)} | {cells} |"
-
-
-def _failure(record: Record) -> str:
-    """Return the status of a test whose joules are no result, to put after its name."""
-    return "" if record.counts else f" ({record.status})"
-
-
-def _windows_and_failures(records: Sequence[Record]) -> list[str]:
-    """Return a line for each window and for each test without a result."""
-    absolute = scales_differ(records)
-    lines = [
-        (
-            f"{short_test_name(record.id)}{_failure(record)} · {window.name}",
-            format_window_energy(window, absolute=absolute),
-        )
-        for record in records
-        for window in record.windows
-    ]
-    lines += [
-        (short_test_name(record.id), f"{record.status}: {record.reason}")
-        for record in records
-        if not (record.windows or has_values(record) or record.status == "skipped")
-    ]
-    return _bullets(lines)
-
-
-def _loads(record: Record, labels: Mapping[str, str]) -> list[str]:
-    """Return a table of the loads of a test."""
-    curve = record.load_curve
-    if curve is None:
-        return []
-    name, title = (
-        escape_markdown(labels[record.id]),
-        escape_markdown(describe_curve(curve), MAX_REASON_LENGTH),
-    )
-    rows = [" | ".join(row) for row in curve_rows(curve)[:MAX_LINES]]
-    aligned = "|".join(["---:"] * (len(HEADS) - 1))
-    failure = describe_failure(curve)
-    return [
-        *("", f"<code>{name}</code>: {title}", "", f"| {' | '.join(HEADS)} |", f"|{aligned}|---|"),
-        *(f"| {row} |" for row in rows),
-        *(("", escape_markdown(failure, MAX_REASON_LENGTH)) if failure is not None else ()),
-    ]
-
-
-def _verdicts(records: Sequence[Record]) -> list[str]:
-    """Return a line for each comparison with an important verdict, most urgent first."""
-    compared = sort_by_verdict([each for record in records for each in record.comparisons])
-    return _bullets(
-        [
-            (short_test_name(each.id), f"{each.metric} {each.verdict}{_format_change(each)}: {each.reason}")
-            for each in compared
-            if each.verdict not in GREEN_VERDICTS or each.base_status is not None
-        ]
-    )
-
-
-def _format_change(comparison: Comparison) -> str:
-    return "" if comparison.ratio is None else f", {format_change(comparison)}"
-
-
-def _bullets(lines: Sequence[tuple[str, str]]) -> list[str]:
-    shown = [
-        f"- <code>{escape_markdown(name)}</code>: {escape_markdown(text, MAX_REASON_LENGTH)}"
-        for name, text in lines[:MAX_LINES]
-    ]
-    return shown + ([f"- {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else [])
-
-
-def _notes(records: Sequence[Record], labels: Mapping[str, str]) -> list[str]:
-    """Return the notes on all values, and the flags."""
-    metered = [record for record in records if record.meters]
-    text = [line for _, line in list_notes(metered, summary_flags(metered, labels))]
-    return ["", *(escape_markdown(each, MAX_REASON_LENGTH) + "  " for each in text)] if text else []
+def _render_table(table: Table[Any]) -> Iterator[str]:
+    yield from ("", *table_head(table.columns, table.head))
+    for group, name, row in zip_longest(table.groups, table.names, table.rows, fillvalue=""):
+        if group:
+            yield f"| **{escape_markdown(group)}** |{' |' * len(table.columns)}"
+        yield table_row(f"<code>{escape_markdown(name.strip())}</code>", table.columns, row)
+    yield ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,40 +19,7 @@ from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report, RunInfo, Source
 
 
-def merge_environments(environments: Sequence[Environment]) -> Environment:
-    """Merge environments of one kind of machine, keeping all boards, host names and versions."""
-    boards = {board.uuid: board for each in environments for board in each.gpus}
-    names = list(dict.fromkeys(name for each in environments for name in each.packages))
-    return msgspec.structs.replace(
-        environments[0],
-        host=msgspec.structs.replace(
-            environments[0].host, name=_join_values(each.host.name for each in environments)
-        ),
-        gpus=list(boards.values()),
-        driver=_join_values(each.driver for each in environments) or None,
-        python=_join_values(each.python for each in environments),
-        packages={
-            name: _join_values(each.packages.get(name, "none") for each in environments) for name in names
-        },
-    ).with_hosts(_merge_hosts(environments))
-
-
-def _merge_hosts(environments: Sequence[Environment]) -> dict[str, Environment]:
-    """Merge the hosts of a cluster by name."""
-    hosts: dict[str, list[Environment]] = {}
-    for environment in environments:
-        for name, each in environment.cluster_hosts.items():
-            hosts.setdefault(name, []).append(each)
-    return {name: merge_environments(found) for name, found in hosts.items()}
-
-
-def _join_values(values: Iterable[str | None]) -> str:
-    """Return the distinct values, such as ``2.9, 2.8``."""
-    return ", ".join(dict.fromkeys(value for value in values if value))
-
-
-@dataclass(frozen=True)
-class NamedReport:
+class NamedReport(NamedTuple):
     """A report, and the name by which messages call it."""
 
     origin: str
@@ -66,21 +33,59 @@ def merge_reports(parts: Sequence[NamedReport]) -> Report:
         ReportError: If the commits or the kinds of machine differ, or if two reports have different values
             for a test.
     """
-    first = parts[0].report
     for part in parts:
-        _check_source(parts[0], part)
-        _check_machine(parts[0], part)
-    records = _merge_records(parts)
-    reports = [part.report for part in parts]
+        _check_alike(parts[0], part)
+    first, reports = parts[0].report, [part.report for part in parts]
     environments = [report.environment for report in reports if report.environment is not None]
     return msgspec.structs.replace(
         first,
         run=_merge_runs([report.run for report in reports]),
         source=_merge_sources([report.source for report in reports]),
         environment=merge_environments(environments) if environments else None,
-        records=records,
+        records=_merge_records(parts),
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
+
+
+def merge_environments(environments: Sequence[Environment]) -> Environment:
+    """Merge environments of one kind of machine, keeping all boards, host names and versions."""
+    first = environments[0]
+    names = dict.fromkeys(name for each in environments for name in each.packages)
+    hosts: dict[str, list[Environment]] = {}
+    for environment in environments:
+        for name, each in environment.cluster_hosts.items():
+            hosts.setdefault(name, []).append(each)
+    return msgspec.structs.replace(
+        first,
+        host=msgspec.structs.replace(first.host, name=_join(each.host.name for each in environments)),
+        gpus=list({board.uuid: board for each in environments for board in each.gpus}.values()),
+        driver=_join(each.driver for each in environments) or None,
+        python=_join(each.python for each in environments),
+        packages={name: _join(each.packages.get(name, "none") for each in environments) for name in names},
+    ).with_hosts({name: merge_environments(found) for name, found in hosts.items()})
+
+
+def _join(values: Iterable[str | None]) -> str:
+    """Return the distinct values, such as ``2.9, 2.8``."""
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def _check_alike(one: NamedReport, other: NamedReport) -> None:
+    commits = one.report.source.commit, other.report.source.commit
+    if commits[0] != commits[1]:
+        raise ReportError(
+            f"{one.origin} has commit {commits[0]}, {other.origin} has {commits[1]}, and a report has one "
+            "commit; compare them with llenergy compare"
+        )
+    here, there = one.report.environment, other.report.environment
+    if (here is None) != (there is None):
+        unknown = one if here is None else other
+        raise ReportError(f"{unknown.origin} does not name its machine; merge it separately")
+    if here is not None and there is not None and here.key != there.key:
+        raise ReportError(
+            f"{one.origin} and {other.origin} ran on different hardware "
+            f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
+        )
 
 
 def _merge_records(parts: Sequence[NamedReport]) -> list[Record]:
@@ -96,45 +101,19 @@ def _merge_records(parts: Sequence[NamedReport]) -> list[Record]:
     return [record for record, _ in merged.values()]
 
 
-def _check_source(one: NamedReport, other: NamedReport) -> None:
-    commits = one.report.source.commit, other.report.source.commit
-    if commits[0] != commits[1]:
-        raise ReportError(
-            f"{one.origin} has commit {commits[0]}, {other.origin} has {commits[1]}, and a report has one "
-            "commit; compare them with llenergy compare"
-        )
-
-
-def _check_machine(one: NamedReport, other: NamedReport) -> None:
-    here, there = one.report.environment, other.report.environment
-    if here is None and there is None:
-        return
-    if here is None or there is None:
-        raise ReportError(
-            f"{(one if here is None else other).origin} does not name its machine; merge it separately"
-        )
-    if here.key != there.key:
-        raise ReportError(
-            f"{one.origin} and {other.origin} ran on different hardware "
-            f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
-        )
-
-
 def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
     """Merge runs into one from the first start to the last end. Parts of one run keep its id."""
     ids = sorted({run.id for run in runs})
-    ends = [run.finished_at for run in runs]
-    statuses = [run.exit_status for run in runs]
-    known_ends = [end for end in ends if end is not None]
-    known = [status for status in statuses if status is not None]
+    ends = [run.finished_at for run in runs if run.finished_at is not None]
+    statuses = [run.exit_status for run in runs if run.exit_status is not None]
     digest = hashlib.sha256("\n".join(ids).encode()).hexdigest()[:12]
     return RunInfo(
         id=ids[0] if len(ids) == 1 else f"merged-{digest}",
         started_at=min(run.started_at for run in runs),
-        finished_at=max(known_ends) if len(known_ends) == len(ends) else None,
+        finished_at=max(ends) if len(ends) == len(runs) else None,
         complete=all(run.complete for run in runs),
         argv=runs[0].argv,
-        exit_status=max(known) if len(known) == len(statuses) else None,
+        exit_status=max(statuses) if len(statuses) == len(runs) else None,
         slurm=runs[0].slurm if len({run.slurm for run in runs}) == 1 else None,
     )
 
@@ -142,8 +121,9 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
 def _merge_sources(sources: Sequence[Source]) -> Source:
     """Merge sources of one commit: dirty if any is dirty, else unknown if any is unknown, else clean."""
     states = {source.dirty for source in sources}
-    dirty = True if True in states else None if None in states else False
     branches = {source.branch for source in sources}
     return Source(
-        commit=sources[0].commit, branch=sources[0].branch if len(branches) == 1 else None, dirty=dirty
+        commit=sources[0].commit,
+        branch=sources[0].branch if len(branches) == 1 else None,
+        dirty=True if True in states else None if None in states else False,
     )

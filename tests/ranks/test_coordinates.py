@@ -55,7 +55,8 @@ def test_ranks_have_the_coordinates_of_torch(host: LocalHost) -> None:
         ranks.close()
     expected = {1: {"pipeline": 0, "tensor": 1}, 2: {"pipeline": 1, "tensor": 0}}
     for rank, place in expected.items():
-        assert all(f"{name} {number}" in facts[f"rank {rank}"] for name, number in place.items())
+        found_facts = {name: facts[f"rank {rank} coordinates {name}"] for name in place}
+        assert found_facts == {name: str(number) for name, number in place.items()}
 
 
 def test_processes_of_a_backend_have_coordinates() -> None:

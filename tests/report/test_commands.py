@@ -131,14 +131,6 @@ def test_a_reader_that_stops_early_causes_no_traceback() -> None:
     assert process.returncode == 141
 
 
-def test_history_without_a_page_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "a.json", "--history=trends"]) == 2
-    assert (
-        capsys.readouterr().err
-        == "llenergy report: --history shows trends on a page; give --format=html too\n"
-    )
-
-
 @pytest.mark.parametrize(
     "command",
     [

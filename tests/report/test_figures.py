@@ -62,7 +62,7 @@ def test_the_message_of_a_failed_gate_agrees_with_its_change() -> None:
     assert message is not None
     pair = re.search(r"([\d.]+) -> ([\d.]+) m?J/token", message)
     assert pair
-    check(pair[1], pair[2], format_change(found).rstrip("%"))
+    check(pair[1], pair[2], format_change(found.ratio).rstrip("%"))
 
 
 def test_base_head_and_change_agree() -> None:
@@ -80,4 +80,4 @@ def test_base_head_and_change_agree() -> None:
             ratio=ratio,
         )
         left, right = format_sides(found)
-        check(left, right.split()[0], format_change(found).rstrip("%"))
+        check(left, right.split()[0], format_change(found.ratio).rstrip("%"))

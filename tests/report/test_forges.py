@@ -236,11 +236,6 @@ class TestEvent:
             post_comment(github(forge), MARKER)
 
 
-def test_a_number_of_gitlab_that_is_none_is_named(forge: Forge) -> None:
-    with pytest.raises(ForgeError, match="CI_MERGE_REQUEST_IID='x' is not a number; "):
-        post_comment({**gitlab(forge), "CI_MERGE_REQUEST_IID": "x"}, MARKER)
-
-
 @pytest.mark.parametrize("name", ["GITHUB_TOKEN", "GITHUB_REPOSITORY"])
 def test_a_missing_variable_of_github_is_named(forge: Forge, name: str) -> None:
     with pytest.raises(ForgeError, match=f"{name} is not set; "):

@@ -103,7 +103,7 @@ def test_names_do_not_cover_each_other(browser: Browser, tmp_path: Path) -> None
         page, _ = open_page(browser, path, width, "light")
         boxes = [each.bounding_box() for each in page.query_selector_all(".chart path + text")]
         found = sorted((box["y"], box["height"]) for box in boxes if box)
-        assert len(found) >= 5
+        assert len(found) >= 2
         assert all(y + 0.8 * height < below for (y, height), (below, _) in pairwise(found))
         page.close()
 

@@ -39,14 +39,6 @@ def test_other_commands_take_names_too(command: list[str], capsys: Output) -> No
     assert "test_decode" in capsys.readouterr().out
 
 
-def test_a_misspelled_name_is_one_line_with_the_name_that_was_meant(capsys: Output) -> None:
-    assert main(["compare", "slower", "mian"]) == 2
-    assert capsys.readouterr().err == (
-        "llenergy compare: mian: there is no .llenergy/mian.json; did you mean main? saved: main, slower "
-        "(--energy-save=mian writes it; the name of a file ends in .json)\n"
-    )
-
-
 def test_a_file_without_suffix_is_a_file(capsys: Output) -> None:
     Path("main").write_bytes(encode_report(report_of(record_of(joules=scaled(2)))))
     assert main(["compare", "../../.llenergy/main.json", "main"]) == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ def lines_of(*names: str, width: int = 80) -> list[str]:
 
 def test_a_name_that_fits_is_in_the_row() -> None:
     lines = lines_of("test_m")
-    assert lines[0].split() == ["verdict", "test", "base", "head", "change", "limits", "detectable"]
+    assert lines[0].split() == ["test", "verdict", "base", "head", "change", "limits", "detectable"]
     assert [line for line in lines if "test_m" in line and LIMITS in line and "13.9%" in line]
 
 
@@ -52,8 +53,15 @@ def test_a_name_that_does_not_fit_is_above_its_row(name: str) -> None:
     lines = lines_of(name, "test_m")
     assert max(map(len, lines)) <= 80
     assert name in "".join(line.strip() for line in lines)
-    after = lines[lines.index("test_m") + 1]
-    assert after.split() == ["regressed", "1.735", "2.609", "J", "+50.4%", *LIMITS.split(), "13.9%"]
+    assert next(line for line in lines if line.endswith("13.9%")).split() == [
+        "regressed",
+        "1.735",
+        "2.609",
+        "J",
+        "+50.4%",
+        *LIMITS.split(),
+        "13.9%",
+    ]
     assert len([line for line in lines if LIMITS in line]) == 2
 
 
@@ -72,26 +80,19 @@ def test_metrics_are_named_once_there_are_several() -> None:
     assert format_sides(custom) == ("1.735", "2.609")
 
 
-def test_metrics_of_a_test_are_one_block() -> None:
+def test_a_reason_is_said_once_with_its_metrics() -> None:
     first = msgspec.structs.replace(
         judged("test_m"), verdict="inconclusive", reason="between -9% and +28%", notes=["different driver"]
     )
-    second = msgspec.structs.replace(
-        first, metric="duration_s", reason="between -2% and +7%", notes=["a note", *first.notes]
-    )
+    second = msgspec.structs.replace(first, metric="duration_s", reason="between -2% and +7%")
     third = msgspec.structs.replace(first, metric="mean_power_w")
-    block = [
-        "inconclusive: test_x.py::test_m",
-        "  energy_j, mean_power_w: between -9% and +28%",
-        "  duration_s: between -2% and +7%",
+    lines = [
+        "inconclusive: test_x.py::test_m: energy_j, mean_power_w: between -9% and +28%",
+        "inconclusive: test_x.py::test_m: duration_s: between -2% and +7%",
     ]
-    assert list_problems([first, second, third], "base.json")[:-1] == block
-    lines = render_verdicts([first, second, third], 80, color=False).splitlines()
-    place = lines.index(block[0])
-    assert lines[place : place + 4] == [*block[:2], f"{block[2]}; a note", "  different driver"]
-    narrow = render_verdicts([first, second, third], 40, color=False).splitlines()
-    assert max(map(len, narrow)) <= 40
-    assert narrow[narrow.index(block[0]) + 2] == "    and +28%"
+    assert list_problems([first, second, third], "base.json")[:-1] == lines
+    shown = render_verdicts([first, second, third], 200, color=False).splitlines()
+    assert [f"{line}; different driver" in shown for line in lines] == [True, True]
 
 
 def test_tests_without_a_metric_share_a_line() -> None:
@@ -122,7 +123,7 @@ def test_no_digit_is_lost_if_no_table_fits() -> None:
 
 def test_rows_below_their_names_keep_their_colours() -> None:
     text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
-    assert "\x1b[1;31mregressed" in text
+    assert re.search(r"\x1b\[1;31m +regressed", text)
 
 
 @pytest.mark.parametrize("verdict", sorted(RULE_VERDICTS))

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
-from itertools import filterfalse
+from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
+
 import pytest_llenergy
-from pytest_llenergy.compare.history.trend import Trend
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison, ReportSource
 from pytest_llenergy.record.environment import Environment
@@ -19,15 +19,14 @@ from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report, Source
 from pytest_llenergy.record.text import one_line, short_test_name, shorten
-from pytest_llenergy.report.columns import meter_names, scales_differ
+from pytest_llenergy.report.columns import meter_names
 from pytest_llenergy.report.html import figures, tables
-from pytest_llenergy.report.html.charts import Chart, RowChart
+from pytest_llenergy.report.html.axes import Chart
 from pytest_llenergy.report.html.figures import PER_ITERATION, PER_TOKEN, writes_tokens
 from pytest_llenergy.report.html.tables import Table, state_of
-from pytest_llenergy.report.layout import record_labels
-from pytest_llenergy.report.load_curves import HEADS, curve_rows, describe_failure
-from pytest_llenergy.report.notes import list_notes, summary_flags
-from pytest_llenergy.report.verdicts import describe_noise, format_change_and_limits, sort_by_verdict
+from pytest_llenergy.report.loads import describe_curve, describe_failure
+from pytest_llenergy.report.notes import list_notes
+from pytest_llenergy.report.verdicts import describe_noise, format_change, format_limits, sort_by_verdict
 
 #: Most tests with a section; the others are in the tables only.
 MAX_SECTIONS = 100
@@ -43,10 +42,10 @@ class Section(NamedTuple):
     id: str
     state: str
     summary: str
-    notes: Sequence[str]
-    charts: Sequence[Chart]
-    tables: Sequence[Table]
-    folded: Sequence[Table]
+    notes: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
 
 
 def require_html_extra() -> None:
@@ -56,11 +55,7 @@ def require_html_extra() -> None:
 
 
 def render_template(**variables: Any) -> str:
-    """Fill the template of a page: every text is escaped and put on one line.
-
-    Raises:
-        ReportError: If the extra ``html`` is not installed.
-    """
+    """Fill the template of a page: every text is escaped and put on one line."""
     require_html_extra()
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -76,24 +71,17 @@ def render_template(**variables: Any) -> str:
     return environment.get_template("page.html.j2").render(version=pytest_llenergy.__version__, **variables)
 
 
-def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
-    """Render one report as a page: the last attempt of each test, with its trend.
-
-    Raises:
-        ReportError: If the extra ``html`` is not installed.
-    """
-    last = {record.id: record for record in report.records}
-    comparisons = sort_by_verdict([each for record in last.values() for each in record.comparisons])
-    anchors = anchors_of([*(each.id for each in comparisons if each.id in last), *last])
-    records = [last[test] for test in anchors]
+def render_report(report: Report) -> str:
+    """Render one report as a page: the last attempt of each test."""
+    records = list({record.id: record for record in report.records}.values())
+    report = msgspec.structs.replace(report, records=records)
     backends = [each.backend for each in records if each.backend is not None]
-    metered = [each for each in records if each.meters]
     notes = [] if report.run.complete else ["The run did not finish; its remaining tests are missing."]
     facts = [
         ("Machine", describe_machine(report.environment)),
         ("Model", ", ".join(dict.fromkeys(each.model.rpartition("/")[2] for each in backends))),
         ("Backend", ", ".join(dict.fromkeys(f"{each.name} {each.version}" for each in backends))),
-        ("Meter", ", ".join(dict.fromkeys(map(meter_names, metered)))),
+        ("Meter", ", ".join(dict.fromkeys(meter_names(each) for each in records if each.meters))),
         ("Commit", describe_commit(report.source)),
         ("Started", report.run.started_at),
     ]
@@ -101,25 +89,9 @@ def render_report(report: Report, trends: Sequence[Trend] = ()) -> str:
         facts.append(("Baseline", report.baseline.side.origin))
         absent = ", ".join(report.baseline.absent)
         notes += [f"In the baseline but not in this run: {absent}"] if absent else []
-    notes += [text for _, text in list_notes(metered, summary_flags(metered, record_labels(metered)))]
-    found = [each for each in records if each.counts]
-    absolute = scales_differ(found)
-    bars = partial(figures.energy_bars, anchors=anchors, absolute=absolute)
-    writing = list(filter(writes_tokens, found))
-    others = list(filterfalse(writes_tokens, found))
-    return _render(
-        "Energy report",
-        map(state_of, records),
-        facts,
-        notes,
-        {"value": report},
-        anchors,
-        comparisons,
-        charts=figures.energy_against_speed(found, absolute=absolute),
-        bars=[*bars(writing, PER_TOKEN), *bars(others, PER_ITERATION)],
-        tests=[*tables.tests(records, anchors), *tables.windows(records, anchors)],
-        trends=trends,
-    )
+    notes += [text for _, text in list_notes(records)]
+    comparisons = [each for record in records for each in record.comparisons]
+    return _render("Energy report", map(state_of, records), facts, notes, {"value": report}, comparisons)
 
 
 def render_compared(
@@ -128,28 +100,20 @@ def render_compared(
     """Render two reports and their comparison as a page.
 
     Args:
+        base: The baseline.
+        head: The report that was compared with it.
+        compared: The comparison.
         pairs: Stages of a run that measured both sides alternately, such as ``6+6``.
-
-    Raises:
-        ReportError: If the extra ``html`` is not installed.
     """
-    comparisons = sort_by_verdict(compared.comparisons)
-    records = [each.id for report in (head, base) for each in report.records]
     facts = [
         ("Head", describe_commit(compared.head) or compared.head.origin),
         ("Base", describe_commit(compared.base) or compared.base.origin),
         ("Order", f"{pairs} pairs, measured alternately" if pairs is not None else ""),
         ("Devices", "; ".join(compared.devices)),
     ]
-    states = [each.verdict for each in comparisons]
-    anchors, sides = anchors_of([*(each.id for each in comparisons), *records]), {"base": base, "head": head}
-    return _render("Energy comparison", states, facts, compared.notes, sides, anchors, comparisons)
-
-
-def anchors_of(tests: Iterable[str]) -> dict[str, str]:
-    """Return the id in the page of each test, in their order; an empty one for those without a section."""
-    distinct = dict.fromkeys(tests)
-    return {test: f"t{number}" * (number <= MAX_SECTIONS) for number, test in enumerate(distinct, 1)}
+    states = [each.verdict for each in compared.comparisons]
+    sides = {"base": base, "head": head}
+    return _render("Energy comparison", states, facts, compared.notes, sides, compared.comparisons)
 
 
 def _render(
@@ -158,55 +122,58 @@ def _render(
     facts: Sequence[tuple[str, str]],
     notes: Sequence[str],
     reports: Mapping[str, Report],
-    anchors: Mapping[str, str],
     comparisons: Sequence[Comparison],
-    *,
-    charts: Sequence[Chart] = (),
-    bars: Sequence[RowChart] = (),
-    tests: Sequence[Table] = (),
-    trends: Sequence[Trend] = (),
 ) -> str:
+    """Render a page. That of one report has the figures of its tests, too."""
     numbers = Counter(states)
     counts = [(state, numbers[state]) for state in STATES if numbers[state]]
+    comparisons = sort_by_verdict(comparisons)
     sides = {side: {record.id: record for record in each.records} for side, each in reports.items()}
-    verdicts: dict[str, list[Comparison]] = {test: [] for test in anchors}
-    for each in comparisons:
-        verdicts.setdefault(each.id, []).append(each)
-    machines = {side: tables.machine_of(each) for side, each in reports.items()}
-    machine = tables.side_by_side("Machine, software and run", machines)
     records = [record for side in sides.values() for record in side.values()]
-    reasons = tables.reasons(comparisons, [] if comparisons else records)
+    tests = dict.fromkeys([*(each.id for each in comparisons), *(record.id for record in records)])
+    verdicts: dict[str, list[Comparison]] = {test: [] for test in tests}
+    for each in comparisons:
+        verdicts[each.id].append(each)
+    anchors = {test: f"t{number}" * (number <= MAX_SECTIONS) for number, test in enumerate(verdicts, 1)}
+    shown = records if len(reports) == 1 else []
+    rules = dict.fromkeys((each.metric, each.rule) for each in comparisons if each.rule)
+    machines = {side: tables.machine_of(each) for side, each in reports.items()}
     return render_template(
         title=f"{title}: {', '.join(f'{count} {state}' for state, count in counts) or 'nothing to show'}",
         counts=counts,
         facts=[*facts, ("Noise", describe_noise(comparisons).removeprefix("noise "))],
         notes=notes,
-        charts=charts,
-        row_charts=[*figures.verdict_intervals(comparisons, anchors), *bars],
-        overview=[*tables.verdicts(comparisons, anchors), *tests, *reasons],
+        charts=figures.energy_against_speed(shown),
+        row_charts=[*figures.verdict_intervals(comparisons, anchors), *figures.energy_bars(shown, anchors)],
+        overview=[
+            *tables.verdicts(comparisons, anchors),
+            *tables.tests(shown, anchors),
+            *tables.windows(shown, anchors),
+            *tables.reasons(comparisons, [] if comparisons else records),
+        ],
         sections=[
-            _section(test, anchors[test], sides, verdicts[test], trends)
-            for test in list(anchors)[:MAX_SECTIONS]
+            _section(test, anchors[test], sides, found)
+            for test, found in islice(verdicts.items(), MAX_SECTIONS)
         ],
         left_out=max(0, len(anchors) - MAX_SECTIONS),
-        closing=[*tables.rules(comparisons), *tables.meters(records), *machine],
+        closing=[
+            *tables.facts_table("Rule", ({"metric": metric, "": rule} for metric, rule in rules)),
+            *tables.facts_table("Meters", dict.fromkeys(meter for each in records for meter in each.meters)),
+            *tables.side_by_side("Machine, software and run", machines),
+        ],
         footer="±: standard uncertainty (k = 1), for comparing tests of the same devices and meters. "
         "Metrics are per iteration, medians over the valid rounds.",
     )
 
 
 def _section(
-    test: str,
-    anchor: str,
-    sides: Mapping[str, Mapping[str, Record]],
-    comparisons: Sequence[Comparison],
-    trends: Sequence[Trend],
+    test: str, anchor: str, sides: Mapping[str, Mapping[str, Record]], comparisons: Sequence[Comparison]
 ) -> Section:
     records = {side: found[test] for side, found in sides.items() if test in found}
     notes = [f"{each.metric}: {each.reason}" for each in comparisons]
     notes += [note for each in comparisons for note in [*each.notes, *each.differences]]
-    charts = [chart for each in trends if each.id == test for chart in figures.trend_chart(each)]
     loads: list[Table] = []
+    rounds: list[Table] = []
     values: list[str] = []
     for side, record in records.items():
         name = f", {side}" if len(records) > 1 else ""
@@ -216,36 +183,35 @@ def _section(
         if metric is not None and metric.value is not None:
             values.append(format_quantity(metric.value, metric.uncertainty, metric.unit))
         if (curve := record.load_curve) is not None:
-            charts += figures.load_chart(curve, name)
-            columns = [*(f"#{head}" for head in HEADS[:-1]), HEADS[-1]]
-            loads += tables.table(f"Loads{name}", columns, curve_rows(curve))
-            notes += filter(None, [describe_failure(curve)])
+            loads += tables.loads(curve, name)
+            notes += filter(None, [describe_curve(curve), describe_failure(curve)])
+        rounds += tables.rounds(record, name)
     settings = {side: tables.settings_of(record) for side, record in records.items()}
     state = next(iter([each.verdict for each in comparisons] or map(state_of, records.values())), "")
-    change = [format_change_and_limits(each) for each in comparisons[:1] if each.ratio is not None]
+    changes = [
+        f"{format_change(each.ratio)} ({format_limits(each)})" for each in comparisons[:1] if each.ratio
+    ]
     return Section(
         anchor,
         test,
         state,
-        " ".join([" → ".join(values), *change]),
+        " ".join([" → ".join(values), *changes]),
         list(dict.fromkeys(notes)),
-        charts,
+        (),
         [*tables.metrics(records), *loads],
-        [*tables.rounds(records), *tables.side_by_side("Settings", settings)],
+        [*rounds, *tables.side_by_side("Settings", settings)],
     )
 
 
 def describe_machine(environment: Environment | None) -> str:
     """Return CPU and GPUs of the measured hosts, such as ``AMD EPYC 9354 (64 CPUs), 2 × NVIDIA H100``."""
     hosts = [] if environment is None else list(environment.cluster_hosts.values()) or [environment]
-    kinds = []
+    kinds: Counter[str] = Counter()
     for each in hosts:
         gpus = Counter(gpu.name for gpu in each.gpus).items()
         cpu = f"{each.host.cpu_model} ({each.host.logical_cpus} CPUs)"
-        kinds.append(", ".join([cpu, *(f"{count} × {name}" for name, count in gpus)]))
-    return "; ".join(
-        f"{count} hosts of {kind}" if count > 1 else kind for kind, count in Counter(kinds).items()
-    )
+        kinds[", ".join([cpu, *(f"{count} × {name}" for name, count in gpus)])] += 1
+    return "; ".join(f"{count} hosts of {kind}" if count > 1 else kind for kind, count in kinds.items())
 
 
 def describe_commit(source: Source | ReportSource) -> str:

@@ -9,22 +9,22 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.quantity import format_quantity
-from pytest_llenergy.record.record import Coordinates, Record, Round
+from pytest_llenergy.record.record import Record, Round
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.served_metrics import ATTRIBUTED
-from pytest_llenergy.record.text import one_line, short_test_name, shorten
+from pytest_llenergy.record.text import one_line, shorten
 from pytest_llenergy.report.columns import column_of, format_window_energy, number_types, scales_differ
-from pytest_llenergy.report.hosts import describe_devices, list_hosts, place_of, sum_by_host
 from pytest_llenergy.report.html.figures import look_of
-from pytest_llenergy.report.layout import DEFAULT_LAYOUT, record_labels
-from pytest_llenergy.report.verdicts import (
-    columns_of,
-    format_value,
-    name_column,
-    names_metrics,
-    needs_reason,
-)
+from pytest_llenergy.report.layout import DEFAULT_LAYOUT
+from pytest_llenergy.report.loads import load_columns
+from pytest_llenergy.report.names import list_names, record_labels
+from pytest_llenergy.report.notes import list_missing
+from pytest_llenergy.report.rounds import round_columns
+from pytest_llenergy.report.text_tables import Column, with_values
+from pytest_llenergy.report.text_tables import Row as AnyRow
+from pytest_llenergy.report.verdicts import COLUMNS, explain_verdicts, names_metrics, texts_of
 
 #: Most characters of a setting, since a parameter may be a whole prompt, and of the tests with one reason.
 MAX_LENGTH = 300
@@ -38,24 +38,31 @@ class Cell(NamedTuple):
     target: str = ""
 
 
-Cells = Sequence[str | Cell]
-
-
 class Table(NamedTuple):
-    """A table. Columns whose names begin with ``#`` hold numbers."""
+    """A table with headings, each with whether its column holds numbers."""
 
     label: str
-    columns: Sequence[str]
-    rows: Sequence[Cells]
+    heads: Sequence[tuple[str, bool]]
+    rows: Sequence[Sequence[str | Cell]]
 
 
-def table(label: str, columns: Sequence[str], rows: Iterable[Cells]) -> list[Table]:
-    """Return a table without empty columns, or none without rows."""
-    rows = list(rows)
-    empty = ("", "-", Cell("", "text"), Cell("-", "text"))
-    kept = [place for place in range(len(columns)) if any(row[place] not in empty for row in rows)]
-    names = [columns[place] for place in kept]
-    return [Table(label, names, [[row[place] for place in kept] for row in rows])] if rows else []
+def text_table(label: str, heads: Iterable[str], rows: Sequence[Sequence[str | Cell]]) -> list[Table]:
+    """Return a table of texts, or none without rows."""
+    return [Table(label, [(head, False) for head in heads], rows)] if rows else []
+
+
+def column_table(
+    label: str,
+    names: Sequence[str],
+    leads: Iterable[Sequence[str | Cell]],
+    columns: Sequence[Column[AnyRow]],
+    rows: Sequence[AnyRow],
+) -> list[Table]:
+    """Return a table of the columns that have values, after leading cells; or none without rows."""
+    kept = with_values(columns, rows)
+    heads = [*((name, False) for name in names), *((each.head, each.is_number) for each in kept)]
+    cells = [[*lead, *(each.cell(row) for each in kept)] for lead, row in zip(leads, rows, strict=True)]
+    return [Table(label, heads, cells)] if rows else []
 
 
 def text_cell(text: str, look: str = "") -> Cell:
@@ -80,72 +87,57 @@ def tests(records: Sequence[Record], anchors: Mapping[str, str]) -> list[Table]:
     further = (column_of(name, absolute=absolute) for name in ("mean_power_w", "duration_s", "rounds"))
     columns += [each for each in further if each.head not in heads]
     labels = record_labels(records)
-    rows: list[Cells] = []
-    for each in records:
-        name = Cell(labels[each.id], "name", anchors[each.id])
-        rows.append([name, state_cell(state_of(each)), *(column.cell(each) for column in columns)])
-    names = [f"#{each.head}" if each.is_number else each.head for each in columns]
-    return table("Tests", ("test", "energy", *names), rows)
+    leads = [
+        (Cell(labels[each.id], "name", anchors[each.id]), state_cell(state_of(each))) for each in records
+    ]
+    return column_table("Tests", ("test", "energy"), leads, columns, records)
 
 
 def windows(records: Sequence[Record], anchors: Mapping[str, str]) -> list[Table]:
     """List the named windows of the ``energy_meter`` fixture."""
-    absolute, found = scales_differ(records), [each for each in records if each.windows]
-    labels = record_labels(found)
-    rows: list[Cells] = []
-    for each in found:
-        for window in each.windows:
-            text = text_cell(format_window_energy(window, absolute=absolute))
-            rows.append([Cell(labels[each.id], "name", anchors[each.id]), window.name, text])
-    return table("Windows of energy_meter", ("test", "window", "energy"), rows)
+    absolute, labels = scales_differ(records), record_labels(records)
+    rows = [
+        (
+            Cell(labels[each.id], "name", anchors[each.id]),
+            window.name,
+            text_cell(format_window_energy(window, absolute=absolute)),
+        )
+        for each in records
+        for window in each.windows
+    ]
+    return text_table("Windows of energy_meter", ("test", "window", "energy"), rows)
 
 
 def reasons(comparisons: Sequence[Comparison], records: Sequence[Record]) -> list[Table]:
-    """List why tests have which verdict or no result, each reason once with the names of its tests."""
-    found: list[tuple[str, str, str]] = [
-        (each.verdict, "; ".join([each.reason, *each.notes, *each.differences]), each.id)
-        for each in comparisons
-        if needs_reason(each) or each.notes
-    ]
-    found += [(each.status, each.reason or "", each.id) for each in records if each.status != "measured"]
-    alike: dict[tuple[str, str], list[str]] = {}
-    for state, text, test in found:
-        alike.setdefault((state, text), []).append(short_test_name(test))
-    rows = [
-        [state_cell(state), Cell(text, "text"), text_cell(", ".join(names))]
-        for (state, text), names in alike.items()
-    ]
-    return table("Why", ("", "reason", "tests"), rows)
+    """List why tests have which verdict or no result, each reason once with its tests."""
+    found = [*explain_verdicts(comparisons, texts_of), *list_missing(records)]
+    rows = [(state_cell(state), Cell(text, "text"), text_cell(tests)) for state, tests, text in found]
+    return text_table("Why", ("", "reason", "tests"), rows)
 
 
 def verdicts(comparisons: Sequence[Comparison], anchors: Mapping[str, str]) -> list[Table]:
     """List every comparison, most urgent first."""
-    with_metric = names_metrics(comparisons)
-    names = name_column([each.id for each in comparisons]).cells
-    columns = columns_of("page")
-    rows: list[Cells] = [
-        [
-            state_cell(each.verdict),
-            Cell(name, "name", anchors.get(each.id, "")),
-            each.metric if with_metric else "",
-            *(column.cell(each) for column in columns),
-        ]
+    names = list_names([each.id for each in comparisons])
+    leads = [
+        [state_cell(each.verdict), Cell(name, "name", anchors.get(each.id, ""))]
         for name, each in zip(names, comparisons, strict=True)
     ]
-    metrics = "" if with_metric else f", {', '.join(dict.fromkeys(each.metric for each in comparisons))}"
-    label = f"Verdicts{metrics}; head is base times the estimated change"
-    return table(label, ("verdict", "test", "metric", *(f"#{each.head}" for each in columns)), rows)
+    metric = Column[Comparison]("metric", lambda each: one_line(each.metric), is_number=False)
+    columns = [*([metric] if names_metrics(comparisons) else []), *COLUMNS]
+    metrics = ", ".join(dict.fromkeys(each.metric for each in comparisons))
+    label = f"Verdicts, {metrics}; head is base times the estimated change"
+    return column_table(label, ("verdict", "test"), leads, columns, comparisons)
 
 
 def metrics(sides: Mapping[str, Record]) -> list[Table]:
     """List the metrics of a test side by side, those without a value last, with the reason."""
     names = dict.fromkeys(name for record in sides.values() for name in record.metrics)
     known = [name for name in names if any(each.value_of(name) is not None for each in sides.values())]
-    rows = [
+    rows: list[list[str | Cell]] = [
         [_metric_name(sides, name), *(_metric(each, name) for each in sides.values())]
         for name in dict.fromkeys([*known, *names])
     ]
-    return table("Metrics", ("metric", *sides), rows)
+    return text_table("Metrics", ("metric", *sides), rows)
 
 
 def _metric_name(sides: Mapping[str, Record], name: str) -> str:
@@ -153,62 +145,42 @@ def _metric_name(sides: Mapping[str, Record], name: str) -> str:
     return f"{name} (attributed)" if ATTRIBUTED in sources else name
 
 
-def _metric(record: Record, name: str) -> str | Cell:
+def _metric(record: Record, name: str) -> Cell:
     metric = record.metrics.get(name)
     if metric is None or metric.value is None:
         return text_cell((metric.reason if metric is not None else None) or "-", "muted")
     return Cell(format_quantity(metric.value, metric.uncertainty, metric.unit), "left")
 
 
-def rounds(sides: Mapping[str, Record]) -> list[Table]:
-    """List the rounds of each side; energy and time are of one iteration."""
-    rows = [
-        [f"{side} {number}" if len(sides) > 1 else str(number), *_round(each, list_hosts(record))]
-        for side, record in sides.items()
-        for number, each in enumerate(record.rounds, 1)
-    ]
-    columns = "round|#start s|#s|#energy ± u|#W|#per token|#token/s|#idle W|#°C|hosts|notes"
-    return table("Rounds", columns.split("|"), rows)
+def rounds(record: Record, side: str) -> list[Table]:
+    """List the rounds of a test; energy and time are of the whole round."""
+    details = Column[Round]("detail", _describe_flags, is_number=False)
+    numbers = [[str(number)] for number in range(1, len(record.rounds) + 1)]
+    columns = [*round_columns(record), details]
+    return column_table(f"Rounds{side}", ["round"], numbers, columns, record.rounds)
 
 
-def _round(each: Round, hosts: Sequence[str]) -> list[str | Cell]:
-    def energy(joules: float | None, u: float | None = None) -> str:
-        return "-" if joules is None else format_quantity(joules, u, "J")
+def _describe_flags(each: Round) -> str:
+    flags = dict.fromkeys(flag.detail for flag in each.flags)
+    return one_line("; ".join(filter(None, [each.reason, *flags])))
 
-    def ratio(part: float | None, whole: float | None) -> float | None:
-        return part / whole if part is not None and whole else None
 
-    output = each.tokens.output if each.tokens is not None else None
-    found = sum_by_host(hosts, each).items()
-    flags = dict.fromkeys(f"{flag.name}: {flag.detail}" for flag in each.flags)
-    return [
-        f"{each.start_s:.3f}",
-        format_value(each.duration_s / each.iterations),
-        energy(ratio(each.energy_j, each.iterations), ratio(each.energy_u_j, each.iterations)),
-        format_value(ratio(each.energy_j, each.duration_s)),
-        energy(ratio(each.energy_j, output)),
-        format_value(ratio(output, each.duration_s)),
-        format_value(each.idle_power_w),
-        format_value(each.temperature_start_c),
-        text_cell(", ".join(f"{host} {part.reason or energy(part[0], part[1])}" for host, part in found)),
-        text_cell("; ".join(filter(None, [each.reason, *flags]))),
-    ]
+def loads(curve: LoadCurve, side: str) -> list[Table]:
+    """List the loads of a test by rate."""
+    points = curve.by_rate()
+    rates = [[f"{point.request_rate:.3g}"] for point in points]
+    return column_table(f"Loads{side}", ["sent/s"], rates, load_columns(curve), points)
 
 
 def settings_of(record: Record) -> dict[str, str]:
     """Return how a test was run and measured."""
-    degrees = [name for name in Coordinates.__struct_fields__ if getattr(record.parallel, name) > 1]
-    ranks = {}
-    for rank in record.ranks if degrees else ():
-        part = ", ".join(f"{name} {getattr(rank.coordinates, name, '?')}" for name in degrees)
-        ranks[f"rank {rank.rank}"] = f"{part} on {place_of(rank)}"
     facts = {
         "parameter": record.params,
         "extra info": record.extra_info,
         "backend": record.backend,
         "number types": number_types(record) if record.backend is not None else None,
-        "devices": describe_devices(record),
-        **ranks,
+        "devices": record.devices,
+        "rank": record.ranks if len(record.ranks) > 1 else None,
         "GPU settings": record.gpu_settings,
         "fallback": record.fallback,
         "procedure": record.procedure,
@@ -231,7 +203,7 @@ def side_by_side(label: str, sides: Mapping[str, Mapping[str, str]]) -> list[Tab
         values = [each.get(name, "-") for each in sides.values()]
         look = "differs" if len(set(values)) > 1 else ""
         rows.append([text_cell(name), *(text_cell(each, look) for each in values)])
-    return table(label, ("setting", *sides), rows)
+    return text_table(label, ("setting", *sides), rows)
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -244,26 +216,13 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _flatten(each, f"{name} {key}".strip())
-    elif name.endswith(" bytes") and isinstance(value, int):
-        yield name.removesuffix(" bytes"), f"{value / 2**30:.1f} GiB"
     elif value not in (None, []):
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         yield name, f"{value:.6g}" if isinstance(value, float) else text
 
 
-def meters(records: Iterable[Record]) -> list[Table]:
-    """List every meter once."""
-    found = dict.fromkeys(meter for each in records for meter in each.meters)
-    return _facts_table("Meters", [dict(_flatten(each)) for each in found])
-
-
-def rules(comparisons: Sequence[Comparison]) -> list[Table]:
-    """List the rules behind the verdicts."""
-    found = dict.fromkeys((each.metric, each.better, each.rule) for each in comparisons if each.rule)
-    rows = [{"metric": metric, "better": better, **dict(_flatten(rule))} for metric, better, rule in found]
-    return _facts_table("Rule", rows)
-
-
-def _facts_table(label: str, facts: Sequence[Mapping[str, str]]) -> list[Table]:
+def facts_table(label: str, things: Iterable[Any]) -> list[Table]:
+    """List things, such as meters, in a row each: a column for each of their fields."""
+    facts = [dict(_flatten(each)) for each in things]
     names = list(dict.fromkeys(name for each in facts for name in each))
-    return table(label, names, [[text_cell(each.get(name, "-")) for name in names] for each in facts])
+    return text_table(label, names, [[text_cell(each.get(name, "-")) for name in names] for each in facts])
