@@ -28,7 +28,6 @@ from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, Result
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Parallel
-from pytest_llenergy.record.timeline import Flops
 
 #: Kinds of parallelism: fields of ``Parallel``.
 Degree = Literal["data", "tensor", "pipeline", "placement"]
@@ -175,7 +174,11 @@ class Job(Protocol):
 class Backend(Protocol):
     """An inference library in a rank. Methods are called in the rank's process, in this order.
 
-    Each task besides ``generate`` has its own method next to ``prepare``; see ``backends.tasks``.
+    Each task besides ``generate`` has its own method next to ``prepare``; see ``backends.tasks``. Optional:
+    ``count_tokens(texts)`` returns the tokens of each text, as ``prepare`` would count it, so that prompts of
+    a number of tokens can be written; ``flops(job, result)`` returns the ``Flops`` of one ``run``, padding
+    included, for which the job may be run again. With ``launch="backend"``, ``workers()`` returns the
+    ``BackendWorker`` processes of this host that hold a part of the model.
     """
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
@@ -199,23 +202,6 @@ class Backend(Protocol):
         """Free the model."""
 
 
-class FlopCounter(Protocol):
-    """Optional: a backend that can report the floating-point operations of its jobs."""
-
-    def flops(self, job: Job, done: Result) -> Flops:
-        """Return the operations of one ``run``, padding included. Called after the measured rounds.
-
-        ``job`` may be run again; ``done`` is the result of its last run.
-        """
-
-
-class TokenCounter(Protocol):
-    """Optional: a backend for which prompts of a number of tokens can be written."""
-
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text, as ``prepare`` would count it."""
-
-
 class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A process in which a backend holds a part of the model, as reported by that process.
 
@@ -232,13 +218,6 @@ class BackendWorker(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     attached: bool = False
     server: bool = False
-
-
-class SelfLaunchingBackend(Backend, Protocol):
-    """A backend with ``launch="backend"``. Its reported workers are checked against the process plan."""
-
-    def workers(self) -> Sequence[BackendWorker]:
-        """Return the processes of this host that hold a part of the model; the rank itself if it does."""
 
 
 @dataclass(frozen=True)
@@ -269,11 +248,7 @@ class BackendSpec:
     needs: str | None = None
 
     def explain_unavailable(self) -> str | None:
-        """Return why the backend cannot be used here and how to fix it; None if it can be used.
-
-        Raises:
-            BackendError: ``python`` is not a usable interpreter.
-        """
+        """Return why the backend cannot be used here and how to fix it; None if it can be used."""
         if self.python is not None:
             lacking = missing_modules(self.python, self.requires, self.name)
             where, remedy = f" in {self.python}", "install what is missing into that environment"
@@ -286,11 +261,7 @@ class BackendSpec:
 
 
 def create_backend(factory: str) -> Backend:
-    """Create a backend from ``"module:Class"``.
-
-    Raises:
-        BackendError: The factory does not exist.
-    """
+    """Create a backend from ``"module:Class"``. Raises ``BackendError`` if that does not exist."""
     module, _, name = factory.partition(":")
     try:
         backend: Backend = getattr(importlib.import_module(module), name)()

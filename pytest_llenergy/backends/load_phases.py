@@ -2,13 +2,11 @@
 """Phases of a served load: ramp-up, steady state and ramp-down, and whether it had a steady state at all.
 
 A load that the server cannot keep up with is never steady: its queue grows until the last request is sent, so
-that joules and latencies depend on when the load ends. It is ``saturated``. A load that lasts only a few
-service times shows neither, and is a ``short-load``. Neither has phases. A server that refuses what is too
-much has no queue to show: a load of which more failed than the rate achieved may lack is ``saturated`` too.
+that joules and latencies depend on when the load ends. It is ``saturated``, and so is one of which the server
+refuses too much. A load that lasts only a few service times shows neither, and is a ``short-load``.
 
-A conversation counts as a whole, from its first turn to its last token. Only first turns are sent on a
-schedule: the slower the server, the later it gets follow-ups, so that requests hardly show that it fell
-behind.
+A conversation counts as a whole, from its first turn to its last token: the slower the server, the later it
+gets follow-ups, so that requests hardly show that it fell behind.
 """
 
 from __future__ import annotations
@@ -162,9 +160,8 @@ def load_phases(
         requests: The requests in the order of their send times.
         concurrency: Requests in flight of a closed loop; None for an open loop.
         start_ns: Start of the load (monotonic nanoseconds).
-        end_ns: End of the load (monotonic nanoseconds).
-        due_ns: When each request of an open loop was due, None for follow-ups; empty if all were sent on
-            time.
+        end_ns: End of the load.
+        due_ns: When each request of an open loop was due, None for follow-ups; empty if all were on time.
         talks: The number of the conversation of each request; empty if there are no follow-ups.
         failed: When each failed conversation, or request without follow-ups, of an open loop was due, by its
             number in ``talks``; None for one that failed later than its first turn.

@@ -172,11 +172,6 @@ def digest_inputs(inputs: Inputs) -> str:
     return digest_prompts(encode_inputs(inputs))
 
 
-def is_whole(value: object, least: int = 1) -> bool:
-    """Whether a value is a whole number, ``least`` or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
-
-
 def is_number(value: object) -> bool:
     """Whether a value is a finite number, 0 or more."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MOST
@@ -184,7 +179,7 @@ def is_number(value: object) -> bool:
 
 def check_whole(where: str, name: str, value: Any, least: int = 1) -> int:
     """Return a whole number. Raises ``LLEnergyError`` for anything else."""
-    if not is_whole(value, least):
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
         raise LLEnergyError(f"{where}: {name} is {shorten(value)}, needs a whole number, {least} or more")
     return int(value)
 
