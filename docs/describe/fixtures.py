@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest_llenergy
 from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Run, Workers
@@ -148,13 +149,20 @@ def _annotation(kind: type, name: str) -> str:
     raise ValueError(f"{kind.__name__} has no {name}")
 
 
+def _written(annotation: Any) -> str:
+    text = inspect.formatannotation(annotation).replace("typing.", "")
+    text = re.sub(r"Optional\[(.*)\]$", r"\1 | None", text)
+    return re.sub(r"[a-z_]+\.(?=[\w.]*[A-Z])", "", text)
+
+
 def _parameters(kind: type[Params]) -> Iterator[str]:
     text, meanings = split_attributes(kind.__doc__)
     defaults = dict(zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True))
-    own = vars(kind).get("__annotations__", {})
+    # Without bounds, which are in ``Annotated``.
+    types = get_type_hints(kind)
     rows = [
-        [code(name), code(typed(annotation)), code(repr(defaults[name])), meanings.get(name, "")]
-        for name, annotation in own.items()
+        [code(name), code(_written(types[name])), code(repr(defaults[name])), meanings.get(name, "")]
+        for name in vars(kind).get("__annotations__", {})
         if name in defaults
     ]
     inherited = [f"`backend.{base.task}`" for base in kind.__mro__[1:] if base in PARAMETERS]

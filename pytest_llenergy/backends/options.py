@@ -7,11 +7,11 @@ An adapter refuses what it sets itself; everything else is for the library to re
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.tasks import GenerationParams
+from pytest_llenergy.backends.tasks import GenerationParams, Positive
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.secrets import find_secret, is_secret
@@ -45,8 +45,6 @@ PREFIXES_REUSED = Flag(
 NO_PREFIX_CACHE = "rounds repeat their prompts, and all but the first would be nearly free"
 DEVICES = "the devices are those of the test; use the marks gpus and parallel"
 SOURCE = "the plugin names the model and its tokenizer; use --energy-model or energy_model"
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

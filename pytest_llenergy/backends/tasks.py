@@ -15,7 +15,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -35,6 +35,10 @@ DEFAULT_REQUESTS = 32
 
 #: Longest tuple that is recorded value by value, such as a trace.
 MAX_RECORDED_VALUES = 16
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
 #: Parameters of ``generate`` that not every backend honours (``Capabilities.sampling``).
 EXTRA_PARAMS = ("num_beams", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
@@ -75,7 +79,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Rewrite msgspec's ``Expected `int`, got `str` - at `$.seed``` as ``seed is 'x', needs int``."""
         what, _, place = message.partition(" - at `$.")
         name = re.split(r"\W", place)[0]
-        needs = re.sub(r"Expected `(.*?)( \| null)?`, got .*", r"\1", what)
+        needs = re.sub(r"^Expected |`|, got .*| \| null", "", what)
         if name == "slo":
             needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
         for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
@@ -84,7 +88,7 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return f"{name} is {values[name]!r}, needs {needs}"
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield, for each bounded field, its name, whether it is within bounds, and what it needs."""
+        """Yield what depends on other fields: a name, whether its value fits, and what it needs."""
         yield from ()
 
     def primitives(self) -> dict[str, Primitive]:
@@ -124,20 +128,20 @@ class GenerationParams(Params, frozen=True):
 
     task: ClassVar[str] = "generate"
 
-    max_new_tokens: int = 64
+    max_new_tokens: Positive = 64
     do_sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 50
-    seed: int = 0
+    temperature: AboveZero = 1.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    top_k: Positive = 50
+    seed: NotNegative = 0
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[NotNegative, ...] = ()
     cache: Literal["dynamic", "static"] = "dynamic"
-    num_beams: int = 1
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_p: float = 0.0
+    num_beams: Positive = 1
+    repetition_penalty: AboveZero = 1.0
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     @property
     def extras(self) -> dict[str, float]:
@@ -159,17 +163,6 @@ class GenerationParams(Params, frozen=True):
         return {name: value for name, value in found.items() if name in extras or name not in EXTRA_PARAMS}
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
-        yield "max_new_tokens", self.max_new_tokens >= 1, "1 or more"
-        yield "temperature", self.temperature > 0, "more than 0; do_sample=False is greedy"
-        yield "top_p", 0 < self.top_p <= 1, "more than 0 and at most 1"
-        yield "top_k", self.top_k >= 1, "1 or more"
-        yield "seed", self.seed >= 0, "0 or more"
-        yield "stop_token_ids", min(self.stop_token_ids, default=0) >= 0, "ids of 0 or more"
-        yield "num_beams", self.num_beams >= 1, "1 or more"
-        yield "repetition_penalty", 0 < self.repetition_penalty < math.inf, "more than 0; 1 means no penalty"
-        for name in ("presence_penalty", "frequency_penalty"):
-            yield name, -2 <= getattr(self, name) <= 2, "-2 to 2; 0 means no penalty"
-        yield "min_p", 0 <= self.min_p <= 1, "0 to 1; 0 turns it off"
         yield "min_p", not self.min_p or self.do_sample, "do_sample=True, since greedy decoding draws nothing"
 
 
@@ -305,16 +298,16 @@ class ServeParams(GenerationParams, frozen=True):
     task: ClassVar[str] = "serve"
     internal: ClassVar[frozenset[str]] = frozenset({"probe"})
 
-    request_rate: float | None = None
-    concurrency: int | None = None
-    num_requests: int | None = None
+    request_rate: AboveZero | None = None
+    concurrency: Positive | None = None
+    num_requests: Positive | None = None
     arrivals: Literal["poisson", "trace"] = "poisson"
-    burstiness: float = 1.0
+    burstiness: AboveZero = 1.0
     trace: tuple[float, ...] = ()
     prefix_cache: bool = False
     endpoint: Literal["completions", "chat"] = "completions"
-    max_failures: int = 0
-    request_timeout_s: float | None = None
+    max_failures: NotNegative = 0
+    request_timeout_s: AboveZero | None = None
     slo: Slo | None = None
     probe: Probe | None = None
 
@@ -326,20 +319,12 @@ class ServeParams(GenerationParams, frozen=True):
         paced = (self.request_rate is not None) + is_trace
         one = "one of request_rate, arrivals='trace' and concurrency; concurrency may limit the other two"
         yield "request_rate", paced == 1 or (paced == 0 and self.concurrency is not None), one
-        finite = self.request_rate is None or 0 < self.request_rate < math.inf
-        yield "request_rate", finite, "a finite number above 0"
-        yield "concurrency", self.concurrency is None or self.concurrency >= 1, "1 or more"
         ordered = all(a <= b < math.inf for a, b in pairwise((0.0, *self.trace)))
         needed = "finite seconds from the start, in ascending order"
         yield "trace", is_trace == bool(self.trace) and ordered, needed
-        yield "num_requests", self.num_requests is None or self.num_requests >= 1, "1 or more"
         of_trace = not is_trace or self.num_requests in (None, len(self.trace))
         yield "num_requests", of_trace, "to be left out: the trace says how many; see limit= of dataset()"
-        yield "burstiness", 0 < self.burstiness < math.inf, "more than 0"
         yield "burstiness", self.burstiness == 1 or self.request_rate is not None, "a request_rate"
-        yield "max_failures", self.max_failures >= 0, "0 or more"
-        ends = self.request_timeout_s is None or 0 < self.request_timeout_s < math.inf
-        yield "request_timeout_s", ends, "more than 0"
 
     @property
     def requests(self) -> int:

@@ -28,9 +28,6 @@ EXIT_WAIT_S = 1.0
 
 #: A request whose answer is not a stream, and the end of a stream after its last event.
 REQUEST_TIMEOUT_S, END_WAIT_S = 30.0, 0.5
-#: Keep an idle connection open. Servers close theirs after five seconds (llama.cpp's, and uvicorn's default,
-#: which vLLM and SGLang use), and a request sent at that moment is lost.
-KEEPALIVE_S = 3.0
 #: Longest time for which a server may be busy or refuse single requests after a load of a search that ended
 #: early, and interval of the next ones.
 SETTLE_S, RETRY_S = 60.0, 0.2

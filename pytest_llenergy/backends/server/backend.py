@@ -183,8 +183,6 @@ class ServerBackend:
             raise BackendError(f"server: GET {MODELS_PATH} names no model; {NAME_IT}")
         dialect = select_dialect(models)
         offered = probe_endpoints(client, dialect, name, served, self._check_alive)
-        if dialect.keeps:
-            client.keep_connections()
         endpoint = Endpoint(client, dialect, name, offered, ready, self._check_alive, address, flags)
         self._endpoint = endpoint
         weights = endpoint.read_field(dialect.weights)
@@ -201,7 +199,6 @@ class ServerBackend:
                 "command": settings.recorded_command or None,
                 "attached": not command,
                 "api_model": model_label(name),
-                "connections": "kept" if dialect.keeps else "one for each request",
                 "prefix_cache": (
                     "switched off in each request" if dialect.cache(False) else "as configured by the server"
                 ),

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from pytest_llenergy.backends.server.events import parse_json
-from pytest_llenergy.backends.timeouts import END_WAIT_S, KEEPALIVE_S, REQUEST_TIMEOUT_S
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.backends.timeouts import END_WAIT_S, REQUEST_TIMEOUT_S
 from pytest_llenergy.record.secrets import hide_keys
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Stream:
 
 
 class Client:
-    """Client of one server: one event loop and one connection pool, kept as long as the server is used.
+    """Client of one server, with one event loop. Each request has a connection of its own.
 
     Methods block, except ``stream``, a coroutine for ``run``.
     """
@@ -81,7 +80,6 @@ class Client:
         import aiohttp
 
         self.url = url
-        self._keeps = False
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -89,15 +87,27 @@ class Client:
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError)
         self._session: aiohttp.ClientSession = self.run(self._open_session())
 
+    async def _open_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        async def note_sending(_session: Any, context: Any, _params: Any) -> None:
+            # Latencies are those of the server, without the time to connect.
+            context.trace_request_ctx.sent_ns = time.monotonic_ns()
+
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_end.append(note_sending)
+        return aiohttp.ClientSession(
+            # No limits: a load can have any number of requests in flight, and take any time. The server is on
+            # this host, where certificates are of no use. One that closes each connection, as llama.cpp's
+            # does although it says that it keeps them, would lose requests sent over an old one.
+            connector=aiohttp.TCPConnector(limit=0, ssl=False, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            trace_configs=[trace],
+        )
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine to its end."""
         return self._loop.run_until_complete(work)
-
-    def keep_connections(self) -> None:
-        """Keep connections from now on: a server that closes them after each stream would lose requests."""
-        self.run(self._session.close())
-        self._keeps = True
-        self._session = self.run(self._open_session())
 
     def get(self, path: str, timeout_s: float = REQUEST_TIMEOUT_S) -> Stream:
         """Return the answer to a request without a body."""
@@ -106,17 +116,6 @@ class Client:
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Return the decoded answer of a request outside of any load; None for anything but success."""
         return self.run(self.stream(msgspec.json.encode(body), path, REQUEST_TIMEOUT_S)).json()
-
-    def open_connections(self, connections: int, path: str) -> None:
-        """Open as many connections as simultaneous requests need, if they are kept."""
-
-        async def open_all() -> list[Stream]:
-            number = connections if self._keeps else 1
-            return await asyncio.gather(*(self.stream(None, path, REQUEST_TIMEOUT_S) for _ in range(number)))
-
-        for answer in self.run(open_all()):
-            if answer.status == 0:
-                raise BackendError(f"server: GET {path} at {self.url}: no answer ({answer.broke})")
 
     async def stream(
         self,
@@ -140,6 +139,7 @@ class Client:
                 self.url + path,
                 data=body,
                 headers=self._headers,
+                trace_request_ctx=stream,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as response:
@@ -165,17 +165,6 @@ class Client:
         """Close the connections and the loop."""
         self.run(self._session.close())
         self._loop.close()
-
-    async def _open_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        # No limits: a load can have any number of requests in flight, and take any time. The server is on
-        # this host, where certificates are of no use.
-        policy: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S} if self._keeps else {"force_close": True}
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=False, **policy),
-            timeout=aiohttp.ClientTimeout(total=None),
-        )
 
 
 def _error_line(error: BaseException) -> str:

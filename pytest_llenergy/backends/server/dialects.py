@@ -49,7 +49,6 @@ class Dialect:
         cache: Fields that allow or forbid keeping prefixes.
         stops: Whether ``stop_token_ids`` is supported.
         takes_top_k: Whether ``top_k`` is supported.
-        keeps: Whether the server keeps a connection after a stream. llama.cpp's says so and closes it.
         refuses_long: Whether the server refuses prompts that are too long, which others cut.
         version: Path and field of the server's version.
         count_tokens: Asks the server for the tokens of a text or chat message; None if it does not tell.
@@ -62,7 +61,6 @@ class Dialect:
     stream_options: Mapping[str, Any] = field(default_factory=dict)
     stops: bool = False
     takes_top_k: bool = False
-    keeps: bool = False
     refuses_long: bool = True
     version: tuple[str, str] | None = None
     count_tokens: Callable[[Client, str, str, bool], int | None] = lambda *_: None
@@ -89,14 +87,13 @@ DIALECTS = {
         stream_options={"continuous_usage_stats": True},
         stops=True,
         takes_top_k=True,
-        keeps=True,
         version=("/version", "version"),
         count_tokens=_count_with_vllm,
     ),
     # python/sglang/srt/entrypoints/openai/protocol.py.
-    "sglang": Dialect("SGLang", always=PLAIN_SAMPLING, stops=True, takes_top_k=True, keeps=True),
+    "sglang": Dialect("SGLang", always=PLAIN_SAMPLING, stops=True, takes_top_k=True),
     # tensorrt_llm/serve/openai_protocol.py.
-    "tensorrt_llm": Dialect("TensorRT-LLM", keeps=True),
+    "tensorrt_llm": Dialect("TensorRT-LLM"),
 }
 
 UNKNOWN_DIALECT = Dialect("unknown", refuses_long=False)

@@ -115,9 +115,9 @@ class Endpoint:
         value = found.get(name) if isinstance(found, dict) else None
         return None if value is None else show_line(str(value))
 
-    def prepare_round(self, connections: int) -> None:
-        """Open connections, and wait until the server is idle."""
-        self.open_connections(connections)
+    def prepare_round(self) -> None:
+        """See that the server lives, and wait until it is idle."""
+        self.check_answers()
         end_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
         if not self.idle.is_settled and not self.client.run(self.idle.settle(end_ns)):
             raise BackendError(
@@ -125,13 +125,12 @@ class Endpoint:
                 "streams; restart it, or use another server for this test"
             )
 
-    def open_connections(self, connections: int) -> None:
-        """Open this many connections."""
-        try:
-            self.client.open_connections(connections, self.ready)
-        except BackendError:
+    def check_answers(self) -> None:
+        """Raise ``BackendError`` if the server does not answer, or has died."""
+        answer = self.client.get(self.ready)
+        if answer.status == 0:
             self.check_alive()
-            raise
+            raise BackendError(f"server: GET {self.ready} at {self.client.url}: no answer ({answer.broke})")
 
     def read_answers(
         self,

@@ -49,8 +49,7 @@ class BatchJob:
     params: GenerationParams
 
     def before_round(self) -> None:
-        """Open a connection per request."""
-        self.endpoint.prepare_round(len(self.bodies))
+        self.endpoint.prepare_round()
 
     def run(self) -> list[Exchange]:
         return self.endpoint.client.run(self._send())
@@ -117,13 +116,11 @@ class LoadJob:
         self._end_ns = 0
 
     def before_round(self) -> None:
-        """Open the connections that are needed at once; an open loop opens more as it goes."""
-        connections = min(self.params.concurrency or 1, len(self.requests))
         probe, endpoint = self.params.probe, self.endpoint
         if probe is None:
-            endpoint.prepare_round(connections)
+            endpoint.prepare_round()
             return
-        endpoint.open_connections(connections)
+        endpoint.check_answers()
         self._end_ns = min(probe.end_ns, time.monotonic_ns() + round(probe.longest_s * 1e9))
         endpoint.idle.use(self._bodies[id(self.requests[0])], self.encoder.path)
         endpoint.client.run(endpoint.idle.settle(self._end_ns))
