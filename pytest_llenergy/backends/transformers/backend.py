@@ -12,7 +12,6 @@ from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.options import (
-    DRAFT_MODEL,
     PROMPT_LOOKUP,
     Speculative,
     find_step_tokens,
@@ -51,7 +50,6 @@ class TransformersBackend:
         self._torch = torch
         self._tensor = context.parallel.tensor
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
-        self._assistant: Any = None
         self._label = model.label
         self._options = options
         passed = select_options("transformers", options, SPEC.capabilities.options, RESERVED)
@@ -60,8 +58,8 @@ class TransformersBackend:
         self._generation = {name: value for name, value in passed.items() if name in names}
         loading = {name: value for name, value in passed.items() if name not in names}
         self._draft = Speculative.parse("transformers", options)
-        if self._draft is not None and self._draft.method not in (DRAFT_MODEL, PROMPT_LOOKUP):
-            raise BackendError(f"transformers: speculative: it has no method {self._draft.method}")
+        if self._draft is not None and self._draft.method != PROMPT_LOOKUP:
+            raise BackendError(f"transformers: speculative: the only method is {PROMPT_LOOKUP}")
         self._step = find_step_tokens("transformers", options)
         mode = options.get("compile")
         self._mode = "reduce-overhead" if mode is True else mode or None
@@ -188,7 +186,6 @@ class TransformersBackend:
             config=config,
             seed=params.seed,
             ends=ends,
-            keywords={} if self._assistant is None else {"assistant_model": self._assistant},
             drafts=self._draft is not None,
             passed=self._generation,
         )
@@ -218,7 +215,7 @@ class TransformersBackend:
                 self._torch.cuda.synchronize(index)
 
     def close(self) -> None:
-        del self._model, self._assistant
+        del self._model
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
 
@@ -229,14 +226,11 @@ class TransformersBackend:
             recorded |= {"compile": self._mode, "compiled": "decoding steps"}
         if (lora := self._options.get("lora")) is not None:
             recorded |= jobs.load_adapter(self._model, str(lora))
-        if self._draft is not None and self._draft.model is not None:
-            self._assistant, described = jobs.load_assistant(self._draft, self._model, self._generation)
-            recorded |= described
         return recorded | self._lookup()
 
     def _lookup(self) -> dict[str, Primitive]:
         """Return what drafts from the prompt, for ``GenerationConfig`` and records."""
         draft = self._draft
-        if draft is None or draft.method != PROMPT_LOOKUP:
+        if draft is None:
             return {}
         return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}

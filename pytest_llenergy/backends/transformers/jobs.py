@@ -11,21 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import first_error_line, resolve_model, translate_load_errors
-from pytest_llenergy.backends.options import Speculative, show_options
+from pytest_llenergy.backends.models import first_error_line
+from pytest_llenergy.backends.options import show_options
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
-from pytest_llenergy.backends.transformers.parallel import load_complete
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.timeline import RequestTimeline
-
-#: How a model drafts: as many tokens as requested, as in other libraries. transformers' own default stops
-#: where it is unsure.
-DRAFTING: dict[str, Primitive] = {
-    "num_assistant_tokens_schedule": "constant",
-    "assistant_confidence_threshold": 0.0,
-}
 
 #: What transformers raises for options and combinations that it does not take.
 INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -116,7 +107,6 @@ class TransformersJob:
 
     Attributes:
         ends: Tokens that end a sequence.
-        keywords: Further arguments of ``generate``.
         drafts: Whether tokens are drafted, for the only prompt.
         passed: Options of the library that the test gave, in ``config`` too.
     """
@@ -127,7 +117,6 @@ class TransformersJob:
     config: Any
     seed: int
     ends: frozenset[int]
-    keywords: dict[str, Any] = field(default_factory=dict)
     drafts: bool = False
     passed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -144,9 +133,7 @@ class TransformersJob:
                 hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
                 stack.callback(hook.remove)
             stack.enter_context(translate_value_errors(self.passed))
-            output = self.model.generate(
-                **self.inputs, generation_config=self.config, **watch, **self.keywords
-            )
+            output = self.model.generate(**self.inputs, generation_config=self.config, **watch)
         return output, clock, counter.drafted
 
     def result(self, outcome: tuple[Any, StepClock, int]) -> Generation:
@@ -180,25 +167,6 @@ class TransformersJob:
             token_ns=() if is_beam else tuple(clock.tokens_ns[:count]),
             computed_tokens=self._beams * clock.steps if is_beam else None,
         )
-
-
-def load_assistant(
-    draft: Speculative, model: Any, passed: Mapping[str, Any]
-) -> tuple[Any, dict[str, Primitive]]:
-    """Load a model that drafts, in the dtype and on the device of the model that checks.
-
-    ``passed`` are attributes of ``GenerationConfig`` that the test gives. Returns the model and what goes
-    into the record.
-    """
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    source = resolve_model(draft.model)
-    with translate_load_errors("transformers", source):
-        assistant: Any = load_complete(AutoModelForCausalLM, pretrained_path(source), dtype=model.dtype)
-    settings = DRAFTING | {name: value for name, value in passed.items() if name in DRAFTING}
-    settings["num_assistant_tokens"] = draft.num_tokens
-    assistant.generation_config = GenerationConfig(**settings)
-    return assistant.to(model.device).eval(), {"draft_model": source.label, **settings}
 
 
 def load_adapter(model: Any, directory: str) -> dict[str, Primitive]:

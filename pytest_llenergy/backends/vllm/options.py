@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.convert import pretrained_path
@@ -27,9 +25,6 @@ KV_CACHE_BYTES_ON_CPU = 1 << 30
 
 #: The only attention implementation on a CPU: vLLM replaces any other one without an error.
 CPU_ATTENTION = "CPU_ATTN"
-
-#: Ranks of adapters that vLLM reserves space for (``MaxLoRARanks`` of vllm/config/lora.py).
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 #: Common options that are an argument of ``vllm.EngineArgs`` under this name.
 SAME = {
@@ -90,10 +85,8 @@ def _translate(options: Mapping[str, Any]) -> dict[str, Any]:
     draft = Speculative.parse("vllm", options)
     if draft is not None:
         found["speculative_config"] = _speculative_config(draft)
-    if (lora := options.get("lora")) is not None:
-        needed = int(json.loads(Path(lora, "adapter_config.json").read_bytes())["r"])
-        rank = next((each for each in LORA_RANKS if each >= needed), LORA_RANKS[-1])
-        found |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    if options.get("lora") is not None:
+        found |= {"enable_lora": True, "max_loras": 1}
     mode = options.get("compile")
     if isinstance(mode, bool):
         found["enforce_eager"] = not mode
