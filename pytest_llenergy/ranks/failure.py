@@ -21,8 +21,8 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 
+#: The recent output of each rank.
 Outputs = Sequence[tuple[RankPlan, list[str]]]
-"""The recent output of each rank."""
 
 
 @dataclass(frozen=True)

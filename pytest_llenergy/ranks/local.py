@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_llenergy import real_time
 from pytest_llenergy.errors import WorkerError
@@ -137,11 +137,20 @@ class _Supervisor:
         return answer
 
 
+class _Group(NamedTuple):
+    """A prepared group: its supervisor, whether its ranks are forks of that, and where their logs are."""
+
+    supervisor: _Supervisor
+    forks: bool
+    logs: Path
+
+
 class LocalHost(Host):
     """The ``Host`` that pytest itself runs on; see there.
 
-    One supervisor serves all groups. Ranks that are forks share its modules, environment and search path, so
-    a group that needs others gets a new supervisor. The directory ``logs`` keeps the output of the ranks.
+    Ranks that are forks share the modules, environment and search path of their supervisor. So a group that
+    needs others gets a new one, which serves all groups from then on. The directory ``logs`` keeps the output
+    of the ranks.
     """
 
     def __init__(self, start_method: StartMethod, logs: Path | None = None) -> None:
@@ -150,8 +159,7 @@ class LocalHost(Host):
         self._supervisor: _Supervisor | None = None
         #: What forks of the supervisor share.
         self._shared: object = None
-        #: By group: whether its ranks are forks, and the directory of its logs.
-        self._groups: dict[str, tuple[bool, Path]] = {}
+        self._groups: dict[str, _Group] = {}
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
@@ -162,7 +170,8 @@ class LocalHost(Host):
         variables = {name: value for name, value in environment.items() if name not in PER_RANK_VARIABLES}
         shared = (list(preload), variables, list(sys.path)) if forks else self._shared
         if self._supervisor is None or not self._supervisor.alive or shared != self._shared:
-            self.close()
+            previous, self._supervisor = self._supervisor, None
+            self._close_unused(previous)
             self._supervisor = _Supervisor(preload if forks else (), variables, timeout_s)
             self._shared = shared if forks else None
         where = self._supervisor.directory / group
@@ -171,7 +180,7 @@ class LocalHost(Host):
             # In a container each run of pytest may have the same pid.
             where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
             where.mkdir(parents=True)
-        self._groups[group] = forks, where
+        self._groups[group] = _Group(self._supervisor, forks, where)
 
     def meet(
         self, group: str, plan: ProcessPlan, hosts: Mapping[str, Any], environment: Mapping[str, str]
@@ -190,7 +199,7 @@ class LocalHost(Host):
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
         # A file: no name to resolve, no port that others could take.
-        url = f"file://{self._running.directory / group}/rendezvous"
+        url = f"file://{self._find(group).supervisor.directory / group}/rendezvous"
         return url, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def start(
@@ -203,7 +212,7 @@ class LocalHost(Host):
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
-        supervisor, (forks, logs) = self._running, self._groups[group]
+        supervisor, forks, logs = self._find(group)
         # Another interpreter may not accept the flags of pytest's.
         command = None if forks else [python] if python else interpreter_command()
         marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
@@ -227,15 +236,16 @@ class LocalHost(Host):
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
         limit_s = timeouts.EXIT_CODE_TIMEOUT_S
-        code: int | None = self._running.request("exit_code", pid=pid, limit_s=limit_s)
+        code: int | None = self._find(group).supervisor.request("exit_code", pid=pid, limit_s=limit_s)
         return code
 
     def write_stacks(self, group: str) -> None:
         """See ``Host``. Waits until all logs have grown, and then rest."""
-        logs = list(self._groups[group][1].glob("rank*.log"))
+        supervisor, _, directory = self._find(group)
+        logs = list(directory.glob("rank*.log"))
         starts = sizes = [log.stat().st_size for log in logs]
         # faulthandler acts on it, also while one thread holds the interpreter's lock (see ``rank``).
-        self._running.request("signal", group=group, number=int(signal.SIGUSR2))
+        supervisor.request("signal", group=group, number=int(signal.SIGUSR2))
         for _ in range(int(timeouts.STACKS_TIMEOUT_S / timeouts.STACKS_POLL_S)):
             real_time.sleep(timeouts.STACKS_POLL_S)
             before, sizes = sizes, [log.stat().st_size for log in logs]
@@ -244,24 +254,31 @@ class LocalHost(Host):
 
     def kill(self, group: str) -> None:
         """See ``Host``."""
-        supervisor = self._supervisor
-        if self._groups.pop(group, None) is None or supervisor is None:
+        if group not in self._groups:
             return
+        supervisor = self._groups.pop(group).supervisor
         if supervisor.alive:
             with suppress(WorkerError):
                 supervisor.request("kill", group=group)
         shutil.rmtree(supervisor.directory / group, ignore_errors=True)
-        if not supervisor.alive:
-            self.close()
+        self._close_unused(supervisor)
 
     def close(self) -> None:
         """Kill all groups and free all resources."""
-        supervisor, self._supervisor, self._shared = self._supervisor, None, None
-        if supervisor is not None:
+        left = [self._supervisor, *(each.supervisor for each in self._groups.values())]
+        self._supervisor = self._shared = None
+        self._groups.clear()
+        for each in left:
+            self._close_unused(each)
+
+    def _close_unused(self, supervisor: _Supervisor | None) -> None:
+        """Close a supervisor that serves no group and will serve none, or cannot."""
+        used = [self._supervisor, *(each.supervisor for each in self._groups.values())]
+        if supervisor is not None and not (supervisor in used and supervisor.alive):
             supervisor.close()
 
-    @property
-    def _running(self) -> _Supervisor:
-        if self._supervisor is None:
-            raise WorkerError("the supervisor of the ranks has ended, and they with it")
-        return self._supervisor
+    def _find(self, group: str) -> _Group:
+        try:
+            return self._groups[group]
+        except KeyError:
+            raise WorkerError("these ranks have been ended") from None

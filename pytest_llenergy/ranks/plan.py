@@ -37,8 +37,8 @@ STALE_PREFIXES = (
     *("ACCELERATE_USE_", "ACCELERATE_TORCH_DEVICE", "ACCELERATE_CPU_AFFINITY", "PYTEST_CURRENT_TEST"),
 )
 
-#: Variables that differ between the ranks of a group; all others can be set before torch is imported.
-PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", VISIBLE_DEVICES, HIP, ROCR)
+#: Variables that no library reads on import, and that differ between ranks which one process may fork.
+PER_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", VISIBLE_DEVICES, HIP, ROCR)
 
 
 @dataclass(frozen=True)

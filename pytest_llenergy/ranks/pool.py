@@ -38,9 +38,6 @@ from pytest_llenergy.record.record import BackendInfo
 #: Which tests share ranks: none; those that the rule above allows; all, which then replace the model.
 Isolation = Literal["test", "module", "run"]
 
-Check = Callable[[], object]
-"""Raises if the caller may no longer use ranks."""
-
 
 @dataclass(frozen=True)
 class Load:
@@ -121,8 +118,8 @@ class RankPool:
         if (shared := self._shared) is not None:
             shared.spent = shared.ran_functions
 
-    def get_ranks(self, plan: ProcessPlan, check: Check = bool) -> RankGroup:
-        """Return ranks for functions."""
+    def get_ranks(self, plan: ProcessPlan, check: Callable[[], object] = lambda: None) -> RankGroup:
+        """Return ranks for functions. ``check`` raises if the caller may no longer use ranks."""
         with self._lock:
             check()
             shared = self._share_or_start(plan, None)
@@ -134,8 +131,10 @@ class RankPool:
         with self._lock:
             return RankGroup(plan, self._hosts, self.descriptors)
 
-    def get_loaded(self, plan: ProcessPlan, load: Load, check: Check = bool) -> tuple[RankGroup, BackendInfo]:
-        """Return ranks with a loaded model, and its description."""
+    def get_loaded(
+        self, plan: ProcessPlan, load: Load, check: Callable[[], object] = lambda: None
+    ) -> tuple[RankGroup, BackendInfo]:
+        """Return ranks with a loaded model, and its description. See ``get_ranks``."""
         with self._lock:
             check()
             shared = self._share_or_start(plan, load)

@@ -18,9 +18,6 @@ from typing import Any
 #: Environment variable of a supervisor and all its descendants: its directory, which it removes at its end.
 SUPERVISOR_VARIABLE = "LLENERGY_SUPERVISOR"
 
-#: How many descriptors the kernel passes at once (SCM_MAX_FD, include/net/scm.h).
-MAX_DESCRIPTORS = 253
-
 
 def connection_pair() -> tuple[Connection, Connection]:
     """Return two connected ends."""
@@ -66,9 +63,9 @@ def send_with_files(connection: Connection, message: Any, descriptors: Sequence[
 def receive_with_files(connection: Connection) -> tuple[Any, list[int]]:
     """Return the next message and its open files. Raises as ``Connection.recv`` does."""
     with _as_socket(connection) as borrowed:
-        # They must not leak into programs that this process starts.
+        # At most 253 (SCM_MAX_FD, include/net/scm.h), which must not leak into programs started from here.
         flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-        begin, descriptors, _, _ = socket.recv_fds(borrowed, 1, MAX_DESCRIPTORS, flags)
+        begin, descriptors, _, _ = socket.recv_fds(borrowed, 1, 253, flags)
     if not begin:
         raise EOFError
     return connection.recv(), descriptors

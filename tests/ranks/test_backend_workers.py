@@ -13,7 +13,7 @@ import pytest
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import PlanError, WorkerPlacementError
+from pytest_llenergy.errors import WorkerPlacementError
 from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.pool import Load, RankPool
 from pytest_llenergy.record.record import Parallel
@@ -61,23 +61,6 @@ def test_one_process_sees_all_devices_of_its_model() -> None:
     (rank,) = plan.ranks
     assert (plan.launch, rank.devices, rank.world_size) == ("backend", ("GPU-b", "GPU-a"), 1)
     assert rank.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-a"
-
-
-def test_each_replica_has_a_process() -> None:
-    lease = Lease(devices=("GPU-a", "GPU-b", "GPU-c", "GPU-d"))
-    ranks = plan_processes(BACKEND_LAUNCH, Parallel(data=2, tensor=2), lease, [0, 1]).ranks
-    assert [rank.devices for rank in ranks] == [("GPU-a", "GPU-b"), ("GPU-c", "GPU-d")]
-
-
-def test_one_process_has_all_cores_on_the_cpu() -> None:
-    (rank,) = plan_processes(BACKEND_LAUNCH, SHARDS, Lease(devices=("cpu", "cpu")), [0, 1, 2, 3]).ranks
-    assert (rank.devices, rank.cpus, rank.threads) == (("cpu",), (0, 1, 2, 3), 4)
-
-
-def test_two_mig_instances_are_refused() -> None:
-    lease = Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",))
-    with pytest.raises(PlanError, match="one process sees one MIG instance and the lease has 2 for a b"):
-        plan_processes(BACKEND_LAUNCH, SHARDS, lease, [0])
 
 
 def test_started_processes_are_recorded(pool: RankPool, spec: BackendSpec) -> None:

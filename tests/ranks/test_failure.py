@@ -78,19 +78,6 @@ def test_torchs_error_about_a_lost_peer_is_recognised(host: LocalHost, tmp_path:
     assert Failure(plan(2).ranks[0], 1, report).is_echo, report
 
 
-def test_an_error_without_a_text_is_still_the_first_cause(pair: RankGroup) -> None:
-    def work() -> None:
-        class MuteError(Exception):
-            def __str__(self) -> str:
-                raise ValueError
-
-        raise MuteError
-
-    with pytest.raises(WorkerError, match=r"MuteError: <exception str\(\) failed>") as caught:
-        run(pair, work)
-    assert "in work" in caught.value.details
-
-
 def test_shown_output_is_short_and_of_the_failed_call(pair: RankGroup) -> None:
     run(pair, exec, "print('old ' * 1_000_000)")
     with pytest.raises(WorkerError) as caught:

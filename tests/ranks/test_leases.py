@@ -136,24 +136,3 @@ def test_the_cpu_is_free_after_each_test_while_ranks_stay(session: Session, make
             session.keeper.lease(CPU_LEASE, 0.0)
         other.release()
         assert session.test(lease, also=also) == first
-
-
-def test_a_wait_for_the_cpu_that_is_too_long_frees_the_boards_of_warm_ranks(
-    session: Session, make: MakeLocker
-) -> None:
-    (pid,) = session.test(Lease(("a",)), also=(DeviceLock(CPU),))
-    other = make()
-    other.take(CPU)
-    with pytest.raises(DeviceError, match="waited 0 s for cpu: held by process"):
-        session.keeper.lease(Lease(("a",)), 0.0, also=(DeviceLock(CPU),))
-    assert is_gone(pid)
-    make().take("a", wait_s=0.0)
-
-
-def test_ranks_that_died_keep_no_lease(session: Session, make: MakeLocker) -> None:
-    (pid,) = session.ranks(session.keeper.lease(Lease(("a",)), 0.0))
-    group = session.pool.get_ranks(plan_processes(Capabilities(data=True), None, Lease(("a",)), [0], 1))
-    group.kill()
-    session.keeper.finish_test()
-    assert is_gone(pid)
-    make().take("a", wait_s=0.0)

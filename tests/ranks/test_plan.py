@@ -9,13 +9,9 @@ from pytest_llenergy.backends.base import Capabilities
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.ranks.plan import HostDevices, plan_on_hosts, plan_processes
-from pytest_llenergy.ranks.workload import split_prompts
 from pytest_llenergy.record.record import Parallel
 
-from .groups import (
-    TORCH,
-    plan,
-)
+from .groups import TORCH
 
 
 class TestPlan:
@@ -36,17 +32,6 @@ class TestPlan:
         ranks = plan_processes(TORCH, None, lease, [0, 1]).ranks
         assert [(rank.cpus, rank.threads) for rank in ranks] == [((0,), 1), ((1,), 1), ((0,), 1)]
 
-    def test_a_gpu_rank_sees_its_board_by_uuid_and_nothing_else(self) -> None:
-        lease = Lease(devices=("GPU-b", "GPU-a"))
-        ranks = plan_processes(TORCH, None, lease, [0, 1]).ranks
-        visible = [rank.environment()["CUDA_VISIBLE_DEVICES"] for rank in ranks]
-        assert visible == ["GPU-b", "GPU-a"]
-        assert {rank.environment()["CUDA_DEVICE_ORDER"] for rank in ranks} == {"PCI_BUS_ID"}
-        assert [rank.local_rank for rank in ranks] == [0, 1]
-
-    def test_a_cpu_rank_sees_no_board(self) -> None:
-        assert plan(1).ranks[0].environment()["CUDA_VISIBLE_DEVICES"] == ""
-
     def test_an_opaque_backend_has_one_rank_with_all_boards_and_no_degrees(self) -> None:
         opaque = Capabilities(launch="backend", opaque=True, gpu=True)
         plan = plan_processes(opaque, None, Lease(devices=("GPU-a", "GPU-b", "GPU-c")), [0, 1])
@@ -59,10 +44,6 @@ class TestPlan:
             plan_processes(opaque, None, Lease(devices=("MIG-a", "MIG-b"), divided=("GPU-a",)), [0, 1])
         with pytest.raises(PlanError, match="one process needs 8 devices and host n1 has 4"):
             plan_on_hosts(opaque, None, hold("n1", "n2"))
-
-    def test_prompts_are_split_as_accelerate_does(self) -> None:
-        assert split_prompts(list("abcdefg"), 2) == [list("abcd"), list("efg")]
-        assert split_prompts(list("abc"), 3) == [["a"], ["b"], ["c"]]
 
 
 def hold(*hosts: str, each: int = 4) -> list[HostDevices]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pytest_llenergy.ranks.local import LocalHost
@@ -45,20 +44,3 @@ def test_shared_memory_of_killed_ranks_is_removed(own_host: LocalHost) -> None:
     assert all((SHM / name).exists() for name in made)
     ranks.kill()
     assert not [name for name in made if (SHM / name).exists()]
-
-
-def start_cleaner() -> int:
-    """A process by the name of one that cleans up, which never ends."""
-    import subprocess
-    import sys
-
-    code = "import time; time.sleep(300)"
-    return subprocess.Popen([sys.executable, "-c", code, "multiprocessing.resource_tracker"]).pid
-
-
-def test_a_cleaner_that_does_not_end_is_killed(own_host: LocalHost) -> None:
-    ranks = start(own_host, 1, PLAIN)
-    (pid,) = run(ranks, start_cleaner)
-    assert psutil.pid_exists(pid)
-    ranks.kill()
-    assert not psutil.pid_exists(pid)

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
@@ -103,13 +102,6 @@ def test_supervisor_and_guard_clean_up_after_each_other(
     again = start(host, 1)
     assert run(again, max, 1, 2) == [2]
     again.close()
-
-
-def test_ranks_outlive_the_thread_that_has_started_them(host: LocalHost) -> None:
-    with ThreadPoolExecutor(1) as thread:
-        ranks = thread.submit(start, host, 1).result()
-    assert run(ranks, max, 1, 2) == [2]
-    ranks.close()
 
 
 def test_a_supervisor_that_does_not_answer_is_replaced(

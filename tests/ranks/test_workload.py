@@ -17,7 +17,7 @@ from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.pool import Load, RankPool
 from pytest_llenergy.ranks.workload import call_workload, task_workload
 from pytest_llenergy.record.record import Parallel
-from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops
+from pytest_llenergy.record.timeline import Flops
 
 from .groups import plan
 
@@ -83,12 +83,6 @@ def test_the_operations_of_shards_are_counted_once(
     monkeypatch.syspath_prepend(tmp_path)
     flops = count_flops(name, ["a", "b", "c"], Parallel(data=2, tensor=2))
     assert flops == Flops(count=300, source={"Shards": "counted", "Whole": "analytic"}[name])
-
-
-def test_the_operations_of_a_function_are_not_counted(pair: RankGroup) -> None:
-    workload = call_workload(pair, abs, (-1,), {}, 60)
-    workload.run_round()
-    assert workload.flops() == Flops.unknown(FUNCTION_FLOPS_REASON)
 
 
 def test_each_rank_has_its_own_peak_memory(hosts: dict[str, Host]) -> None:
