@@ -111,12 +111,13 @@ class Session:
         ]
 
     def read(self, handle: Any, quantities: Sequence[Quantity]) -> list[float | str]:
-        """Read quantities in J or W, or the driver's message; in one call if all of them are fields."""
+        """Read quantities in J or W, or the driver's message; all fields in one call."""
         codes = [quantity.field for quantity in quantities if quantity.field is not None]
-        if len(codes) == len(quantities):
-            raw = self.read_fields(handle, codes)
-        else:
-            raw = [self._read_raw(handle, quantity) for quantity in quantities]
+        fields = iter(self.read_fields(handle, codes) if codes else ())
+        raw = [
+            self._call(handle, quantity.name) if quantity.field is None else next(fields)
+            for quantity in quantities
+        ]
         return [value if isinstance(value, str) else value / 1000 for value in raw]
 
     def make_reader(self, handle: Any, quantity: Quantity) -> Callable[[], float | str]:
@@ -140,11 +141,9 @@ class Session:
 
         return read
 
-    def _read_raw(self, handle: Any, quantity: Quantity) -> float | str:
-        if quantity.field is not None:
-            return self.read_fields(handle, (quantity.field,))[0]
+    def _call(self, handle: Any, function: str) -> float | str:
         try:
-            return float(getattr(self.module, quantity.name)(handle))
+            return float(getattr(self.module, function)(handle))
         except self.module.NVMLError as error:
             return str(error)
 

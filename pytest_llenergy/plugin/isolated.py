@@ -111,7 +111,9 @@ class _TestProcess:
         item = self._item
         call = pytest.CallInfo.from_call(work, when, reraise=(pytest.exit.Exception, KeyboardInterrupt))
         if call.excinfo is not None:
-            item.stash[xfailed_key] = evaluate_xfail_marks(item)
+            # Of an invalid mark, the report says nothing.
+            with suppress(pytest.fail.Exception):
+                item.stash[xfailed_key] = evaluate_xfail_marks(item)
             call.when = self._phase
         elif when == "setup" or self._is_over:
             return

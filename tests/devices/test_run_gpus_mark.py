@@ -32,55 +32,45 @@ def count():
     return sum(map(leased, UUIDS))
 """
 
-PARAM = """
-import pytest
-from leases import leased
-@pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.gpus({mark}))])
-def test_it(n):
-    assert leased("UUID") == bool(n)
-"""
+SUITE = """
+import unittest
 
-CLASS = """
-import pytest, unittest
-from leases import leased
+@pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.gpus(1))])
+def test_parameter(n):
+    assert count() == n
+
 class TestIt(unittest.TestCase):
-    @pytest.mark.gpus({mark})
+    @pytest.mark.gpus(1)
     def test_it(self):
-        assert leased("UUID")
+        assert count() == 1
     def test_other(self):
-        assert not leased("UUID")
+        assert count() == 0
+
+def test_added():
+    assert count() == 1
 """
 
-ADDED = """
-from leases import leased
-def test_it(): assert leased("UUID")
-def test_other(): assert not leased("UUID")
-"""
-
-ADD = """
+#: Adds marks, also to an item that has no fixtures.
+CONFTEST = """
 import pytest
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    items[0].add_marker(pytest.mark.gpus({mark}))
-"""
+from leases import count
 
-ITEM = """
-import pytest
-from leases import leased
 class Item(pytest.Item):
-    def runtest(self): assert leased("UUID") == (self.name == "test_it")
+    def runtest(self): assert count() == (self.name == "test_added")
+
 class File(pytest.File):
     def collect(self):
-        return [Item.from_parent(self, name=name) for name in ("test_it", "test_other")]
-def pytest_collect_file(file_path, parent):
-    return File.from_parent(parent, path=file_path) if file_path.suffix == ".py" else None
-"""
+        return [Item.from_parent(self, name=name) for name in ("test_added", "test_other")]
 
-SOURCES = pytest.mark.parametrize(
-    ("suite", "conftest"),
-    [(PARAM, ""), (CLASS, ""), (ADDED, ADD), ("", ITEM + ADD)],
-    ids=["param", "unittest", "add_marker", "no fixtures"],
-)
+def pytest_collect_file(file_path, parent):
+    return File.from_parent(parent, path=file_path) if file_path.suffix == ".own" else None
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name == "test_added":
+            item.add_marker(pytest.mark.gpus({n}))
+"""
 
 
 @pytest.fixture
@@ -98,52 +88,35 @@ def run_on_two(pytester: pytest.Pytester, world: World) -> Run:
         pytester.makeconftest(dedent(conftest))
         header = "import pytest\nfrom leases import count\n"
         pytester.makepyfile(test_it=header + dedent(suite))
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-meter=nvml", "test_it.py")
+        return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", "--energy-meter=nvml")
 
     return call
 
 
-def run(pytester: pytest.Pytester, world: World, suite: str, conftest: str, mark: str) -> pytest.RunResult:
-    uuid = world.board(0).uuid
-    (pytester.path / "leases.py").write_text(LEASED)
-    pytester.makeconftest(conftest.replace("{mark}", mark).replace("UUID", uuid))
-    pytester.makepyfile(test_it=suite.replace("{mark}", mark).replace("UUID", uuid))
-    # A separate process, because a loaded driver library cannot be replaced.
-    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", "test_it.py")
+def test_a_mark_leases_for_its_test_only(run_on_two: Run, pytester: pytest.Pytester) -> None:
+    (pytester.path / "test_it.own").touch()
+    run_on_two(SUITE, CONFTEST.format(n=1)).assert_outcomes(passed=7)
 
 
-@SOURCES
-def test_a_mark_leases_for_its_test_only(
-    pytester: pytest.Pytester, world: World, suite: str, conftest: str
-) -> None:
-    run(pytester, world, suite, conftest, "1").assert_outcomes(passed=2)
+def test_invalid_arguments_name_the_test_and_the_mark(run_on_two: Run, pytester: pytest.Pytester) -> None:
+    (pytester.path / "test_it.own").touch()
+    result = run_on_two("", CONFTEST.format(n=0))
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["test_it.own::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
 @pytest.mark.parametrize(("nodes", "advised"), [("1", False), ("2", True)])
 def test_a_skip_in_a_slurm_job_names_its_other_nodes(
-    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, nodes: str, advised: bool
+    run_on_two: Run, monkeypatch: pytest.MonkeyPatch, nodes: str, advised: bool
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
-    suite = """
-import pytest
-
-@pytest.mark.gpus(3)
-def test_it(workers):
-    pass
-"""
-    result = run(pytester, world, suite, "", "")
+    result = run_on_two("@pytest.mark.gpus(3)\ndef test_it(workers): pass\n")
     result.assert_outcomes(skipped=1)
     reason = "gpus(3): only 2 of 2 GPUs may be used here"
     assert reason in result.stdout.str()
     advice = f"{reason}; --energy-cluster=slurm uses all nodes of the Slurm job"
     assert (advice in result.stdout.str()) == advised
-
-
-def test_invalid_arguments_name_the_test_and_the_mark(pytester: pytest.Pytester, world: World) -> None:
-    result = run(pytester, world, "", ITEM + ADD, "0")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["test_it.py::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
 class TestNames:
