@@ -94,8 +94,7 @@ def lease_early(config: pytest.Config) -> None:
     known.option = config.known_args_namespace
     # pytest-xdist gives its workers the arguments of the controller.
     in_worker = "PYTEST_XDIST_WORKER" in os.environ
-    distributes = known.getoption("numprocesses", None) or known.getoption("dist", "no") != "no"
-    if not in_worker and (distributes or known.getoption("looponfail", False)):
+    if not in_worker and (known.getoption("numprocesses", None) or known.getoption("dist", "no") != "no"):
         return
     try:
         _lease(known, read_settings(known))
