@@ -7,17 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_llenergy.compare.metrics import direction_of, unit_of
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
 from pytest_llenergy.record.comparison import AppliedRule, Comparison, Verdict
-from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.round_metric import is_energy_unit
-
-#: The maximum load of a server: each session has one value, which its rounds repeat.
-MAX_LOAD = "max_load_requests_per_s"
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,7 @@ class Criterion:
     from_mark: bool = False
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One metric of one test, with the records of the sides that have the test."""
 
     metric: str
@@ -62,41 +57,30 @@ class Case:
         """
         record = self.head or self.base
         assert record is not None
-        sides = ("base", self.base), ("head", self.head)
-        recorded = {side: each.value_of(self.metric) for side, each in sides if each is not None}
-        speeds = {
-            f"{side}_tokens_per_s": each.value_of("output_tokens_per_s")
-            for side, each in sides
-            if each is not None
-        }
-        known = {name: value for name, value in (recorded | speeds).items() if value is not None}
-        values = {name: _finite_or_none(value) for name, value in (fields | known).items()}
+        for side, each in (("base", self.base), ("head", self.head)):
+            if each is not None:
+                value, speed = each.value_of(self.metric), each.value_of("output_tokens_per_s")
+                fields[side] = value if value is not None else fields.get(side)
+                fields[f"{side}_tokens_per_s"] = speed
+        for name, value in fields.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                fields[name] = None
+        unit = unit_of(self.metric, self.head, self.base)
         return Comparison(
             id=record.id,
             metric=self.metric,
-            unit=unit_of(self.metric, self.head, self.base),
+            unit=unit,
             verdict=verdict,
             reason=reason,
             differences=list(differences),
             better=direction_of(self.metric, self.head, self.base),
             # Times and counts are measured even if the energy is estimated.
-            kind=record.kind if is_energy_unit(unit_of(self.metric, self.head, self.base)) else None,
+            kind=record.kind if is_energy_unit(unit) else None,
             rule=_applied_rule(self.criterion.rule),
             gated=gated and self.criterion.gated,
             from_mark=self.criterion.from_mark,
-            **values,
+            **fields,
         )
-
-
-def has_metric(metric: str, record: Record) -> bool:
-    """Return whether a record has a metric, built in or custom, even if some sessions lack its value."""
-    if metric not in ROUND_METRICS:
-        return record.value_of(metric) is not None or metric in record.custom
-    return applies_to_rounds(metric, record.rounds)
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @lru_cache(maxsize=64)

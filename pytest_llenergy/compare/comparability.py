@@ -13,7 +13,7 @@ records of several versions.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from math import log, log1p
 from operator import attrgetter
@@ -23,33 +23,21 @@ import msgspec
 
 from pytest_llenergy.compare.disturbance import MAJORITY
 from pytest_llenergy.record.environment import Board, Environment
-from pytest_llenergy.record.record import (
-    LOCALHOST,
-    BoardSettings,
-    MeterInfo,
-    Record,
-    domain_kind,
-    without_host,
-)
+from pytest_llenergy.record.record import LOCALHOST, BoardSettings, Record, domain_kind, without_host
 from pytest_llenergy.record.served import CUT_SHORT, SATURATED
 
 #: Text of an unknown fact.
 UNKNOWN = "unknown"
 
 #: Fields that the facts are made of: records that are equal in these have no differences.
-DEVICES_OF = attrgetter("devices", "boards", "meters", "gpu_settings", "kind", "ranks")
+DEVICES_OF = attrgetter("devices", "boards", "meters", "gpu_settings")
 WORK_OF = attrgetter(
-    "id",
-    "params",
-    "backend",
-    "parallel",
-    "devices",
-    "device_roles",
-    "fallback",
-    "launch",
-    "start_method",
-    "ranks",
+    *("id", "params", "backend", "parallel", "devices", "device_roles", "fallback", "launch"),
+    *("start_method", "ranks"),
 )
+
+#: What hosts are compared by, in the order in which each fact lists them.
+HOST_OF = attrgetter("cpu_model", "machine", "logical_cpus", "memory_bytes")
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
@@ -61,7 +49,15 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         meters: Whether to include the meters.
     """
     hosts = _measured_hosts(record, environment)
-    facts = _host_facts(hosts)
+    facts = {"host": UNKNOWN}
+    if None not in hosts:
+        known = sorted((each.host for each in hosts if each is not None), key=HOST_OF)
+        facts = {
+            "cpu.model": _count_runs([each.cpu_model for each in known]),
+            "cpu.machine": _count_runs([each.machine for each in known]),
+            "cpu.count": _count_runs([str(each.logical_cpus) for each in known]),
+            "host.memory": _count_runs([f"{round(each.memory_bytes / 2**30)} GiB" for each in known]),
+        }
     gpus = [device for device in record.devices if device != "cpu"]
     facts["gpu.count"] = str(len(gpus))
     if len(hosts) > 1:
@@ -79,23 +75,22 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
         facts["gpu.mig"] = _count_values("yes" if uuid.startswith("MIG-") else "no" for uuid in gpus)
     if record.gpu_settings:
         facts["gpu.settings"] = _count_values(map(_describe_settings, record.gpu_settings))
-    return facts | _meter_facts(record) if meters else facts
-
-
-def _host_facts(hosts: Sequence[Environment | None]) -> dict[str, str]:
-    known = sorted((each.host for each in hosts if each is not None), key=_host_order)
-    if len(known) < len(hosts):
-        return {"host": UNKNOWN}
-    return {
-        "cpu.model": _count_runs([each.cpu_model for each in known]),
-        "cpu.machine": _count_runs([each.machine for each in known]),
-        "cpu.count": _count_runs([str(each.logical_cpus) for each in known]),
-        "host.memory": _count_runs([f"{round(each.memory_bytes / 2**30)} GiB" for each in known]),
-    }
-
-
-#: Hosts are listed in this order in each fact, so that it shows which CPU has which memory.
-_host_order = attrgetter("cpu_model", "machine", "logical_cpus", "memory_bytes")
+    if meters and record.meters:
+        domains = [domain_kind(each.domain) for each in record.meters]
+        attributed = record.kind == "attributed"
+        facts |= {
+            "meter.kind": "attributed" if attributed else _count_values(each.kind for each in record.meters),
+            "meter.name": _count_values(each.name for each in record.meters),
+            "meter.source": _count_values(each.source for each in record.meters),
+            # Without the UUIDs of GPUs and the names of hosts.
+            "meter.domain": _count_values(
+                kind if kind == "gpu" else without_host(each.domain)
+                for kind, each in zip(domains, record.meters, strict=True)
+            ),
+        }
+    elif meters:
+        facts["meter"] = "none"
+    return facts
 
 
 def _describe_settings(board: BoardSettings) -> str:
@@ -108,32 +103,12 @@ def _describe_settings(board: BoardSettings) -> str:
     return ", ".join(parts)
 
 
-def _meter_facts(record: Record) -> dict[str, str]:
-    meters = record.meters
-    if not meters:
-        return {"meter": "none"}
-    attributed = record.kind == "attributed"
-    return {
-        "meter.kind": "attributed" if attributed else _count_values(each.kind for each in meters),
-        "meter.name": _count_values(each.name for each in meters),
-        "meter.source": _count_values(each.source for each in meters),
-        "meter.domain": _count_values(map(_domain, meters)),
-    }
-
-
-def _domain(meter: MeterInfo) -> str:
-    """The domain without its host and without the UUID of a GPU."""
-    kind = domain_kind(meter.domain)
-    return kind if kind == "gpu" else without_host(meter.domain)
-
-
 def _measured_hosts(record: Record, environment: Environment | None) -> list[Environment | None]:
     """Return the hosts of a test's ranks, None for each that is unknown; without ranks, pytest's own."""
-    if environment is None:
-        return [None]
-    names = dict.fromkeys(rank.host for rank in record.ranks)
+    if environment is None or not record.ranks:
+        return [environment]
     hosts = {LOCALHOST: environment, **environment.cluster_hosts}
-    return [hosts.get(name) for name in names] or [environment]
+    return [hosts.get(name) for name in dict.fromkeys(rank.host for rank in record.ranks)]
 
 
 def _boards_of(hosts: Iterable[Environment | None]) -> list[Board]:
@@ -162,8 +137,7 @@ def _count_runs(values: Iterable[str]) -> str:
 
 def list_differences(base: Mapping[str, str], head: Mapping[str, str]) -> list[str]:
     """Return a line for each fact that differs, such as ``gpu.name: NVIDIA L4 -> NVIDIA H200``."""
-    names = dict.fromkeys([*base, *head])
-    sides = [(name, base.get(name, "none"), head.get(name, "none")) for name in names]
+    sides = [(name, base.get(name, "none"), head.get(name, "none")) for name in {**base, **head}]
     return [f"{name}: {before} -> {after}" for name, before, after in sides if before != after]
 
 
@@ -198,10 +172,8 @@ def device_differences(
     if None in (*hosts[0], *hosts[1]):
         return [f"host: {UNKNOWN}"]
     # Usual, and quicker to see than to describe.
-    same = DEVICES_OF(base) == DEVICES_OF(head) and _boards_of(hosts[0]) == _boards_of(hosts[1])
-    if same and [_host_order(each.host) for each in hosts[0] if each is not None] == [
-        _host_order(each.host) for each in hosts[1] if each is not None
-    ]:
+    kinds = [[(HOST_OF(each.host), each.gpus) for each in side if each is not None] for side in hosts]
+    if kinds[0] == kinds[1] and DEVICES_OF(base) == DEVICES_OF(head):
         return []
     sides = [device_facts(*side, meters=meters) for side in ((base, base_on), (head, head_on))]
     return list_differences(*sides)
@@ -219,20 +191,16 @@ def comparison_notes(
         head_on: Machine of the head; None if unknown.
     """
     notes = []
-    gpus = [[device for device in each.devices if device != "cpu"] for each in (base, head)]
-    if sorted(gpus[0]) != sorted(gpus[1]):
+    gpus = [sorted(device for device in each.devices if device != "cpu") for each in (base, head)]
+    if gpus[0] != gpus[1]:
         notes.append(
             f"different GPUs of the same model ({' -> '.join(map(', '.join, gpus))}), which can differ by "
             "10 % or more"
         )
-    hosts = [
-        [host for host in _measured_hosts(record, on) if host is not None]
-        for record, on in ((base, base_on), (head, head_on))
-    ]
     what = "driver" if gpus[0] else "host of the same kind"
     found = [
-        ", ".join(sorted({(each.driver or UNKNOWN) if gpus[0] else each.host.name for each in side}))
-        for side in hosts
+        ", ".join(sorted({(each.driver or UNKNOWN) if gpus[0] else each.host.name for each in hosts if each}))
+        for hosts in (_measured_hosts(base, base_on), _measured_hosts(head, head_on))
     ]
     return [*notes, f"different {what} ({' -> '.join(found)})"] if found[0] != found[1] else notes
 
@@ -337,23 +305,20 @@ def work_differences(base: Record, head: Record, tolerance: float, *, saturation
     # Reports of earlier versions have none.
     if base.source_digest is not None and base.source_digest != head.source_digest:
         differences.append("the benchmark itself changed")
-    saturated = [each for side, record in _sides(base, head) if (each := _describe_saturation(side, record))]
-    if saturation and len(saturated) == 1:
-        differences += saturated
+    if saturation:
+        found = [_describe_saturation("base", base), _describe_saturation("head", head)]
+        saturated = [each for each in found if each is not None]
+        differences += saturated if len(saturated) == 1 else []
     return differences + _token_differences(base, head, tolerance)
 
 
 def partial_loads(base: Record, head: Record) -> list[str]:
     """Return which sides have a load that ended before it was complete, and why."""
     found = []
-    for side, record in _sides(base, head):
+    for side, record in (("base", base), ("head", head)):
         cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
         found += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
     return found
-
-
-def _sides(base: Record, head: Record) -> Sequence[tuple[str, Record]]:
-    return ("base", base), ("head", head)
 
 
 def _describe_saturation(side: str, record: Record) -> str | None:
@@ -365,7 +330,12 @@ def _describe_saturation(side: str, record: Record) -> str | None:
 
 
 def _token_differences(base: Record, head: Record, tolerance: float) -> list[str]:
-    if _is_search(base) or _is_search(head):
+    # Loads that a search ended with are as long as the rate that it found makes them.
+    curves = [each.load_curve for each in (base, head) if each.load_curve is not None]
+    if any(each.between is not None for each in curves):
+        return []
+    counts = [[(each.tokens, each.iterations, each.served) for each in side.rounds] for side in (base, head)]
+    if counts[0] == counts[1]:
         return []
     names, unit = ["output"], "iteration"
     served = _is_served(base) and _is_served(head)
@@ -410,8 +380,3 @@ def _unanswered_share(base: Record, head: Record) -> float:
 
 def _is_served(record: Record) -> bool:
     return any(each.served is not None for each in record.rounds)
-
-
-def _is_search(record: Record) -> bool:
-    """Whether the load is the one that a search ended with, whose length depends on the rate it found."""
-    return record.load_curve is not None and record.load_curve.between is not None

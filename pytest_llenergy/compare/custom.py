@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two values with their uncertainties: a custom metric, or the result of one session."""
+"""Compare two values with their uncertainties: a custom metric, or the maximum load of few sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import expm1, hypot, log, sqrt
-from statistics import stdev
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 from pytest_llenergy.compare.case import Case
 from pytest_llenergy.compare.limits import normal_quantile
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.rule import NEEDS_ABSOLUTE, AbsoluteChange, Rule, RuleVerdict, decide_verdict
+from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.comparison import OTHER_WORKLOAD, Comparison
 from pytest_llenergy.record.quantity import format_number
 from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.round_metric import is_valid
 from pytest_llenergy.record.round_statistics import half_student
+
+#: The maximum load of a server: each session has one value, which its rounds repeat.
+MAX_LOAD = "max_load_requests_per_s"
 
 #: Smallest share of the larger value for which a ratio is computed: below, it is a change to or from zero.
 SMALLEST = 1e-9
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A metric of one side.
 
     Attributes:
@@ -39,8 +43,7 @@ class Value:
     results: int = 1
 
 
-@dataclass(frozen=True)
-class ValueChange:
+class ValueChange(NamedTuple):
     """The verdict on two values, with head over base and its limits; None without a ratio."""
 
     verdict: RuleVerdict
@@ -52,19 +55,18 @@ class ValueChange:
 
 def compare_custom(case: Case, differences: Sequence[str]) -> Comparison:
     """Compare a custom metric that the baseline has; ``differences`` of the workloads become notes."""
-    metric, base, head = case.metric, case.base, case.head
-    assert base is not None
-    assert head is not None
-    for side, record in (("base", base), ("head", head)):
-        if record.value_of(metric) is None:
-            found = record.metrics.get(metric)
+    metric, values, directions = case.metric, [], set[Direction]()
+    for side, record in (("base", case.base), ("head", case.head)):
+        found = record.metrics.get(metric) if record is not None else None
+        if record is None or found is None or found.value is None:
             why = f": {found.reason}" if found is not None and found.reason else ""
             return case.decide("invalid", f"{side} has no {metric}{why}")
-    better = [record.custom[metric].better for record in (base, head) if metric in record.custom]
-    if len(set(better)) > 1:
-        reason = f"{metric}: {better[0]} is better in the baseline, {better[1]} on the head"
-        return case.decide("not comparable", reason)
-    return decide_values(case, _value_of(base, metric), _value_of(head, metric), differences)
+        custom = record.custom.get(metric)
+        directions |= {custom.better} if custom is not None else set()
+        values.append(Value(found.value, found.uncertainty, custom.values if custom is not None else ()))
+    if len(directions) > 1:
+        return case.decide("not comparable", f"{metric}: the sides disagree on which direction is better")
+    return decide_values(case, values[0], values[1], differences)
 
 
 def decide_values(case: Case, base: Value, head: Value, differences: Sequence[str]) -> Comparison:
@@ -72,21 +74,11 @@ def decide_values(case: Case, base: Value, head: Value, differences: Sequence[st
     better = direction_of(case.metric, case.head, case.base)
     change = compare_values(base, head, case.criterion.rule, better)
     return case.decide(
-        change.verdict,
-        change.reason,
-        ratio=change.ratio,
-        low=change.low,
-        high=change.high,
+        **change._asdict(),
         n_base=len(base.values) or base.results,
         n_head=len(head.values) or head.results,
         notes=[f"{OTHER_WORKLOAD}{line}" for line in differences],
     )
-
-
-def _value_of(record: Record, metric: str) -> Value:
-    found = record.metrics[metric]
-    values = record.custom[metric].values if metric in record.custom else ()
-    return Value(found.value or 0.0, found.uncertainty, values)
 
 
 def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> ValueChange:
@@ -152,3 +144,30 @@ def _standard_error(base: Value, head: Value, *, paired: bool) -> float:
         differences = [after - before for before, after in zip(base.values, head.values, strict=True)]
         return stdev(differences) / sqrt(n) * half_student(n - 1)
     return hypot(base.uncertainty or 0.0, head.uncertainty or 0.0)
+
+
+def sample_searches(record: Record) -> Sample:
+    """Return the maximum load of each session, which all its rounds repeat."""
+    searches = dict.fromkeys((each.session or 1, each.max_load) for each in record.rounds if is_valid(each))
+    found = [
+        (session, each.requests_per_s, each.below_requests_per_s or each.requests_per_s)
+        for session, each in searches
+        if each is not None and each.requests_per_s is not None
+    ]
+    return Sample(
+        values=[value for _, value, _ in found],
+        # The scatter of sessions shows all but the bracket, of which both sides may have the same.
+        shared=[max(below - value, 0.0) / sqrt(3) for _, value, below in found],
+        # Sessions are numbered over both sides.
+        pairs=[(session - 1) // 2 for session, _, _ in found],
+    )
+
+
+def mean_of_searches(sample: Sample, record: Record, spread: float) -> Value:
+    """Return the mean of few searches; what each does not know may be the same in all of them."""
+    own = [each.max_load.u_requests_per_s or 0.0 for each in record.rounds if each.max_load is not None]
+    n, mean = len(sample.values), fmean(sample.values)
+    # Sessions that scatter more than usual count as they are.
+    seen = stdev(sample.values) * half_student(n - 1) if n > 1 else 0.0
+    u = hypot(fmean(own), max(spread * mean, seen) / sqrt(n))
+    return Value(mean, u, results=n)

@@ -77,8 +77,9 @@ def correct_for_load(
     if not of_base or not of_head or degrees < MIN_SLOPE_ROUNDS - 3:
         return same
     loads = np.array(of_base), np.array(of_head)
+    logs = np.array(base), np.array(head)
     x = np.concatenate([each - each.mean() for each in loads])
-    y = np.concatenate([each - each.mean() for each in (base, head)])
+    y = np.concatenate([each - each.mean() for each in logs])
     squares = float(x @ x)
     if squares <= 1e-12 * float(loads[0] @ loads[0] + loads[1] @ loads[1]):
         return same
@@ -92,7 +93,9 @@ def correct_for_load(
     if not all(min(own) <= mean <= max(own) for own, mean in ((of_base, means[1]), (of_head, means[0]))):
         return Correction(base, head, apart=True)
     middle = float(np.concatenate(loads).mean())
-    corrected = [logs - slope * (cores - middle) for logs, cores in zip((base, head), loads, strict=True)]
+    corrected: list[list[float]] = [
+        (each - slope * (cores - middle)).tolist() for each, cores in zip(logs, loads, strict=True)
+    ]
     before, after = max(map(relative_spread, (base, head))), max(map(relative_spread, corrected))
     if after > SPREAD_REDUCED * before:
         return same

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf, isfinite
 
-from pytest_llenergy.compare.case import MAX_LOAD, Criterion
-from pytest_llenergy.compare.metrics import METRICS, UNIT_PREFIXES
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.custom import MAX_LOAD
+from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import (
     DEFAULT_RULE,
     HELD_BACK,
@@ -33,8 +34,8 @@ from pytest_llenergy.record.text import count_tests, did_you_mean
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
 NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
-#: Metrics that a budget can bound: those of which less is better, with their base unit.
-BUDGET_UNITS = {name: kind.unit for name, kind in METRICS.items() if kind.better == "less"}
+#: Factors of unit prefixes. Metrics are stored in base units.
+UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 #: Part of the reason of a test that exceeds its budget.
 OVER_BUDGET = "over the budget of"
@@ -88,20 +89,31 @@ def parse_threshold(metric: str | None, text: str) -> Threshold:
             a positive quantity in the unit of the metric.
     """
     name = check_metric("energy_j" if metric is None else metric)
+    relative_text, plus, absolute_text = str(text).partition("+")
+    match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", relative_text)
+    relative = float(match[1]) / 100 if match else 0.0
     # The unit of a custom metric is known when a test has it.
-    unit = METRICS[name].unit if name in METRICS else ""
-    unit_pattern = re.escape(unit).replace("token", "tokens?").replace("·", "[·*]?")
-    match = re.fullmatch(
-        rf"\s*({NUMBER})\s*%\s*(?:\+\s*({NUMBER})\s*([umkMG]?){unit_pattern}(?:/(?:token|request))?\s*)?",
-        str(text),
-    )
-    relative = float(match.group(1)) / 100 if match else 0.0
-    absolute = float(match.group(2)) * UNIT_PREFIXES[match.group(3)] if match and match.group(2) else 0.0
-    if not 0 < relative < inf or not isfinite(absolute):
+    unit = _base_unit(name) if name in METRICS else ""
+    absolute = _parse_quantity(absolute_text, unit) if plus else 0.0
+    if not 0 < relative < inf or absolute is None:
         raise PlanError(
             f"invalid threshold {text!r} of {name}; expected a percentage, such as '3%' or '3%+2{unit}'"
         )
     return Threshold(name, relative, absolute, str(text).strip())
+
+
+def _base_unit(metric: str) -> str:
+    """Return the unit as users write it after a number: the name of the metric says per what."""
+    unit = METRICS[metric].unit
+    return "J" if unit.startswith("J/") else unit
+
+
+def _parse_quantity(text: str, unit: str) -> float | None:
+    """Return a quantity in base units, such as that of ``300 mJ``; None if it is malformed."""
+    pattern = re.escape(unit).replace("token", "tokens?").replace("·", "[·*]?")
+    match = re.fullmatch(rf"\s*({NUMBER})\s*([pnumkMG]?){pattern}(?:/\w+)?\s*", text)
+    found = float(match[1]) * UNIT_PREFIXES[match[2]] if match else inf
+    return found if isfinite(found) else None
 
 
 def check_metric(name: str) -> str:
@@ -186,18 +198,17 @@ def parse_budget(metric: str | None, text: str) -> Budget:
         PlanError: If the metric has no budget, or the text is not a quantity in its unit.
     """
     name = metric or "energy_j"
-    if name in METRICS and name not in BUDGET_UNITS:
-        raise PlanError(f"more is better for {name}, so a budget cannot limit it; use a threshold or assert")
-    if name not in BUDGET_UNITS and is_custom_name(name):
+    if name not in METRICS and is_custom_name(name):
         raise PlanError(
             f"{name} is not built in, and a budget cannot limit a custom metric; use assert in the test"
         )
-    if name not in BUDGET_UNITS:
-        raise _unknown_metric(name, BUDGET_UNITS)
-    unit = BUDGET_UNITS[name]
-    match = re.fullmatch(rf"\s*({NUMBER})\s*([pnumkMG]?){unit}(?:/\w+)?\s*", str(text))
-    limit = float(match.group(1)) * UNIT_PREFIXES[match.group(2)] if match else float("nan")
-    if not isfinite(limit):
+    if name not in METRICS:
+        raise _unknown_metric(name, METRICS)
+    if METRICS[name].better == "more":
+        raise PlanError(f"more is better for {name}, so a budget cannot limit it; use a threshold or assert")
+    unit = _base_unit(name)
+    limit = _parse_quantity(str(text), unit)
+    if limit is None:
         raise PlanError(
             f"invalid budget {text!r} of {name}; expected a quantity in {unit}, such as '5 {unit}'"
         )
@@ -319,23 +330,22 @@ def suggest_remedy(
         rounds: The words for more rounds.
         in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
     """
-    absolute, precise = "an absolute threshold", "a smaller uncertainty of your metric"
-    sessions = "folders with several sessions a side, --floor or llenergy history"
-    quiet = "a quieter machine"
-    found = dict.fromkeys((absolute, precise, "llenergy ab", rounds, sessions, quiet), False)
+    found = set[str]()
     for each in comparisons:
         if NEEDS_ABSOLUTE in each.reason:
-            found[absolute] = True
+            found.add("an absolute threshold")
         elif NEEDS_SESSIONS in each.reason:
-            found[sessions] = True
+            found.add("folders with several sessions a side, --floor or llenergy history")
         elif each.metric not in ROUND_METRICS and not in_turn:
             # What a test states does not depend on its rounds.
-            found[precise] = True
+            found.add("a smaller uncertainty of your metric")
         elif UNRESOLVED not in each.reason:
-            found[rounds if _rounds_can_decide(each) else "llenergy ab"] = True
-            found[quiet] |= (each.noise or 0.0) > NOISY_ABOVE
-    remedies = [remedy for remedy in reversed(found) if found[remedy]]
-    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
+            found.add(rounds if _rounds_can_decide(each) else "llenergy ab")
+            if (each.noise or 0.0) > NOISY_ABOVE:
+                found.add("a quieter machine")
+    return (
+        f"{' or '.join(sorted(found))} can decide" if found else "the meters cannot resolve smaller changes"
+    )
 
 
 def _rounds_can_decide(comparison: Comparison) -> bool:

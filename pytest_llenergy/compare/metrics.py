@@ -3,30 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.metrics import BUILT_IN, ROUND_METRICS
+from pytest_llenergy.record.metrics import BUILT_IN as METRICS
+from pytest_llenergy.record.metrics import ROUND_METRICS
 from pytest_llenergy.record.record import Record
 
-#: Factors of unit prefixes. Metrics are stored in base units.
-UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
-
-
-@dataclass(frozen=True)
-class MetricKind:
-    """Base unit, as users write it after a number, and the direction that is better."""
-
-    unit: str
-    better: Direction = "less"
-
-
-#: Every built-in metric of a record that a gate can use.
-METRICS = {
-    # The name of the metric says per what.
-    name: MetricKind("J" if figure.unit.startswith("J/") else figure.unit, figure.better)
-    for name, figure in BUILT_IN.items()
-}
+__all__ = ["METRICS", "direction_of", "unit_of"]
 
 
 def unit_of(metric: str, *records: Record | None) -> str:

@@ -24,27 +24,26 @@ def check_outputs(comparison: Comparison, base: Record, head: Record, *, judge: 
     improved = comparison.verdict == "improved"
     unchecked = _explain_unchecked(base, head)
     scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
-    tokens = None if unchecked is not None else _compare_tokens(base, head)
-    difference = note = None
+    difference = _compare_tokens(base, head) if unchecked is None else None
+    note = None
     if scores[0] is not None and scores[1] is not None:
-        if scores[1] < AGREEMENT * scores[0]:
-            difference = f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
-        elif tokens is not None:
-            note = f"{tokens}, but {ACCURACY} decides"
+        note = f"{difference}, but {ACCURACY} decides" if difference is not None else None
+        worse = scores[1] < AGREEMENT * scores[0]
+        text = f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
+        difference = text if worse else None
     elif unchecked is not None and scores[0] is not None:
         # Otherwise a head that no longer scores its outputs would pass as a saving.
         difference = f"outputs not compared: only base has {ACCURACY}"
-    else:
-        difference = tokens
-        if improved and unchecked is not None and head.backend and head.backend.generation:
-            note = unchecked
+    elif unchecked is not None and improved and head.backend and head.backend.generation:
+        note = unchecked
     if difference is not None and improved and judge:
         reason = f"{difference}, so it is no improvement ({comparison.reason}); a new baseline accepts it"
         return msgspec.structs.replace(
             comparison, verdict="not comparable", reason=reason, differences=[difference]
         )
-    notes = [*comparison.notes, *filter(None, [difference or note])]
-    return msgspec.structs.replace(comparison, notes=notes)
+    if difference is None and note is None:
+        return comparison
+    return msgspec.structs.replace(comparison, notes=[*comparison.notes, str(difference or note)])
 
 
 def _compare_tokens(base: Record, head: Record) -> str | None:

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, expm1, hypot, inf, log, log1p, pi, sqrt
+from operator import truediv
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from pytest_llenergy.compare.disturbance import Correction, correct_for_load
 from pytest_llenergy.compare.limits import (
     NORMAL,
     Shift,
-    median_of,
     normal_quantile,
     prefer_pairs,
     relative_spread,
@@ -155,9 +155,9 @@ def compare_samples(
         return invalid.changed_to("invalid", fault)
     # Positive is worse until the estimate is made.
     sign = 1 if better == "less" else -1
-    logs = sign * np.log(base.values), sign * np.log(head.values)
+    logs = [[sign * log(value) for value in side.values] for side in (base, head)]
     if min(n, m) < MIN_ROUNDS:
-        ratio = exp(sign * median_of(np.subtract.outer(logs[1], logs[0]).ravel()))
+        ratio = exp(sign * median(after - before for before in logs[0] for after in logs[1]))
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
         return msgspec.structs.replace(invalid, ratio=ratio, reason=fault)
     rounds = correct_for_load(logs[0], logs[1], base.load, head.load)
@@ -214,12 +214,9 @@ def _estimate_shift(
 ) -> Shift:
     shift = shift_of_samples(rounds.base, rounds.head, alpha, noise)
     if design.interleaved:
-        if base.pairs and base.pairs == head.pairs:
-            differences = rounds.head - rounds.base
-        else:
-            _, before, after = np.intersect1d(base.pairs, head.pairs, return_indices=True)
-            differences = rounds.head[after] - rounds.base[before]
-        shift = prefer_pairs(shift, differences, alpha)
+        before = dict(zip(base.pairs, rounds.base, strict=False))
+        after = zip(head.pairs, rounds.head, strict=False)
+        shift = prefer_pairs(shift, [value - before[pair] for pair, value in after if pair in before], alpha)
     spread = hypot(rounds.error, sqrt(2) * design.session_spread)
     return shift.widen_in_quadrature(normal_quantile(1 - alpha) * spread)
 
@@ -252,7 +249,7 @@ def _with_relative_threshold(rule: Rule, base: Sample) -> Rule:
     """Express the absolute threshold as a change relative to the baseline."""
     if not rule.threshold_absolute:
         return rule
-    absolute = min(rule.threshold_absolute / median_of(base.values), exp(MAX_LOG_RANGE))
+    absolute = min(rule.threshold_absolute / median(base.values), exp(MAX_LOG_RANGE))
     return replace(rule, threshold=max(rule.threshold, absolute))
 
 
@@ -276,7 +273,7 @@ def _find_range_fault(base: Sample, head: Sample) -> str | None:
 def _is_total_loss(base: Sample, head: Sample, rule: Rule) -> bool:
     """Return whether nothing is left on the head of what every round of the baseline has."""
     enough = min(len(base.values), len(head.values)) >= MIN_ROUNDS
-    return enough and not any(head.values) and median_of(base.values) >= rule.threshold_absolute
+    return enough and not any(head.values) and median(base.values) >= rule.threshold_absolute
 
 
 def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
@@ -288,19 +285,19 @@ def _meter_uncertainties(base: Sample, head: Sample) -> tuple[float, float]:
     """
     single, shared = [], []
     for side in (base, head):
-        values, n = np.array(side.values), len(side.values)
+        n = len(side.values)
         if side.uncertainties:
-            relative = side.uncertainties / values
-            single.append(MEDIAN_TO_MEAN * sqrt(float(relative @ relative)) / n)
+            relative = map(truediv, side.uncertainties, side.values)
+            single.append(MEDIAN_TO_MEAN * hypot(*relative) / n)
         if side.shared:
-            shared.append(float((side.shared / values).sum()) / n)
+            shared.append(sum(map(truediv, side.shared, side.values)) / n)
     limit = min(hypot(*shared), MAX_LOG_RANGE)
     return min(hypot(limit, *single), MAX_LOG_RANGE), limit
 
 
 def _absolute_change(base: Sample, shift: Shift, sign: int) -> AbsoluteChange:
     """Return the change at the level of the baseline."""
-    level = median_of(base.values)
+    level = median(base.values)
     size, worst = (
         sign * level * expm1(min(sign * each, MAX_LOG_RANGE))
         for each in (shift.value, shift.value if shift.high is None else shift.high)

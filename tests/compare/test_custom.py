@@ -190,7 +190,7 @@ def test_a_comparison_of_records_has_values_unit_and_direction() -> None:
             with_wer(0.2, better="more"),
             with_wer(0.2),
             "not comparable",
-            "wer: more is better in the baseline, less on the head",
+            "wer: the sides disagree on which direction is better",
         ),
     ],
 )

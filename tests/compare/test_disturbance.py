@@ -7,7 +7,6 @@ from math import exp, log
 from random import Random
 
 import msgspec
-import numpy as np
 import pytest
 
 from pytest_llenergy.compare.comparison import estimate_once
@@ -37,7 +36,7 @@ def test_slope_within_the_sides_is_recovered_and_not_mistaken_for_their_differen
     jitter = [0.001, -0.001, 0.0, -0.001, 0.001]
     base = [0.1 * each + by for each, by in zip(x, jitter, strict=True)]
     head = [0.05 + 0.1 * each + by for each, by in zip(y, jitter, strict=True)]
-    done = correct_for_load(np.array(base), np.array(head), x, y)
+    done = correct_for_load(base, head, x, y)
     for one, other in zip(done.base, done.head, strict=True):
         assert other - one == pytest.approx(0.05)
     # s^2 = sum of squared residuals / (10 - 2 - 1); the standard error is s / sqrt(20), times 2 apart.
