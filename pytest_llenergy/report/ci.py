@@ -37,16 +37,13 @@ MAX_ANNOTATIONS = 10
 #: GitHub's limit for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
 
-#: Result of the test case by verdict; other verdicts pass.
+#: Result of the test case by verdict; those of other verdicts are skipped.
 JUNIT_OUTCOMES: dict[Verdict, str] = {
     "regressed": "failure",
     "not comparable": "error",
     "invalid": "error",
-    "worse": "skipped",
-    "inconclusive": "skipped",
-    "new": "skipped",
-    "removed": "skipped",
-    "no value": "skipped",
+    "improved": "passed",
+    "unchanged": "passed",
 }
 
 #: Facts of a comparison that are properties of its test case, unrounded.
@@ -191,7 +188,7 @@ def render_junit(compared: ComparedReports) -> str:
 
 
 def _outcome(comparison: Comparison, failing: set[Verdict]) -> str:
-    outcome = JUNIT_OUTCOMES.get(comparison.verdict, "passed")
+    outcome = JUNIT_OUTCOMES.get(comparison.verdict, "skipped")
     if comparison.verdict in failing and outcome == "skipped":
         outcome = "error"
     return "skipped" if outcome == "error" and not comparison.gated else outcome

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pytest_llenergy.record.text import escape_lines
@@ -17,8 +16,7 @@ class Sample(NamedTuple):
     value: str
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """A gauge and its samples. If it has a ``unit``, ``name`` ends with it."""
 
     name: str

@@ -60,18 +60,7 @@ AROUND_ROWS = 2_000
 #: Most notes above the table; the others are only counted.
 MAX_NOTES = 10
 
-SIGNS: dict[Verdict, str] = {
-    "regressed": "🔴",
-    "not comparable": "⛔",
-    "invalid": "⛔",
-    "worse": "🟠",
-    "inconclusive": "🟡",
-    "improved": "🟢",
-    "new": "🆕",
-    "removed": "➖",
-    "unchanged": "⚪",
-    "no value": "➖",
-}
+SIGNS: dict[Verdict, str] = dict(zip(VERDICTS, "🔴⛔⛔🟠🟡🟢🆕➖⚪➖", strict=True))
 
 
 @dataclass(frozen=True)
@@ -153,9 +142,7 @@ def _count_verdicts(found: Sequence[Comparison], tests: int) -> list[str]:
             continue
         number = f"{len({each.id for each in named})}{'' if texts else f' of {count_tests(tests)}'}"
         worst = max(named, key=worsening)
-        known = verdict in ("regressed", "worse") and worsening(worst) > 1 + (
-            worst.rule.floor if worst.rule else 0
-        )
+        known = verdict in ("regressed", "worse") and worst.ratio is not None
         most = f" ({'up to ' if len(named) > 1 else ''}{format_change(worst.ratio)})" if known else ""
         texts.append(f"{number} {verdict}{most}")
     return texts

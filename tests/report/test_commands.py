@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.record.report import PairedReport, encode_paired_report, encode_report
+from pytest_llenergy.record.report import encode_report
 
 from ..compare.runs import record_of, report_of
 
@@ -80,33 +78,6 @@ def test_the_input_file_is_not_overwritten(
     assert (Path("a.json").read_bytes(), Path("b.json").read_bytes()) == (REPORT, ANOTHER)
 
 
-@pytest.mark.parametrize("arguments", WRITING.values(), ids=WRITING)
-def test_another_file_is_replaced(arguments: list[str]) -> None:
-    Path("old.json").write_text("old")
-    assert main([each.replace("OUT", "old.json").replace("HERE", str(Path.cwd())) for each in arguments]) == 0
-    assert Path("old.json").read_text() != "old"
-
-
-def test_exporting_one_side_does_not_overwrite_the_paired_file() -> None:
-    report = report_of(record_of())
-    compared = compare_reports(report, report, ("base", "head"), [Criterion()])
-    paired = PairedReport(
-        schema_version=1,
-        tool=report.tool,
-        pairs="6+6",
-        complete=True,
-        sessions=[],
-        base=report,
-        head=report,
-        compared=compared,
-    )
-    written = encode_paired_report(paired)
-    Path("ab.json").write_bytes(written)
-    assert main(["compare", "ab.json", "-o", "ab.json"]) == 2
-    assert main(["export", "ab.json", "--format=csv", "-o", "ab.json"]) == 2
-    assert Path("ab.json").read_bytes() == written
-
-
 @pytest.mark.parametrize("value", ["x" * 5000, "[/x]", "[red]", "\x1b[31m\u202e"], ids=range(4))
 def test_the_table_of_a_report_shows_any_parameter(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = record_of(f"t.py::t[{value}]", params={"prompt": value})
@@ -146,15 +117,6 @@ def test_a_directory_as_output_is_one_line(command: list[str], capsys: pytest.Ca
         pytest.importorskip("jinja2")
     assert main(command) == 2
     assert capsys.readouterr().err == f"llenergy {command[0]}: .: could not be written (Is a directory)\n"
-
-
-def test_a_merged_report_needs_the_suffix_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["merge", "a.json", "-o", "whole.txt"]) == 2
-    assert capsys.readouterr().err == (
-        "llenergy merge: --output=whole.txt: the report's name must end in .json; did you mean "
-        "whole.txt.json?\n"
-    )
-    assert not Path("whole.txt").exists()
 
 
 def test_what_is_no_file_is_not_replaced(capsys: pytest.CaptureFixture[str]) -> None:

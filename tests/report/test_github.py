@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
@@ -58,17 +57,6 @@ def test_an_annotation_has_the_line_of_the_test() -> None:
     assert places == [("benchmarks/test_decode.py", "4"), ("benchmarks/test_decode.py", "7")]
 
 
-def test_files_are_named_from_the_root_of_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "test_x.py").write_text("def test_x(): pass\n")
-    monkeypatch.chdir(tmp_path / "package")
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
-    text = shown(compared(comparison("test_x.py::test_x", "regressed")), "github")
-    assert ",file=package/test_x.py,line=1::" in text
-
-
 @pytest.mark.parametrize("name", ["/etc/x.py::t", "../x.py::t", "x.txt::t", "t"])
 def test_files_outside_the_repository_are_not_named(name: str) -> None:
     assert "file=" not in shown(compared(comparison(name, "regressed")), "github")
@@ -104,11 +92,6 @@ def test_github_shows_ten_and_the_others_are_counted() -> None:
     assert lines[10] == "::warning title=Energy::3 more regressed; see the summary"
 
 
-def test_tests_without_a_gate_give_no_warning() -> None:
-    text = shown(compared(comparison("t.py::t", "invalid"), comparison("t.py::u")), "github")
-    assert "::" not in text
-
-
 def test_the_comment_is_added_to_the_summary_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,14 +121,3 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= message
     assert text.endswith("fail, 20000 of 20000 tests regressed\n") or "Cut to fit" in text
-
-
-def test_a_summary_that_cannot_be_written_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
-    Path("base.json").write_bytes(encode_report(report_of(record_of())))
-    run = msgspec.structs.replace(report_of().run, id="another")
-    Path("head.json").write_bytes(encode_report(msgspec.structs.replace(report_of(record_of()), run=run)))
-    assert main(["compare", "base.json", "head.json", "--format=github"]) == 2
-    assert capsys.readouterr().err == f"llenergy compare: GITHUB_STEP_SUMMARY={tmp_path}: Is a directory\n"

@@ -9,7 +9,6 @@ from functools import cache
 import msgspec
 import pytest
 
-from pytest_llenergy.record.comparison import Baseline
 from pytest_llenergy.record.record import Flag, Record, Tokens
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.html.axes import Axis
@@ -123,29 +122,10 @@ def test_every_round_of_both_sides_is_listed_with_its_flags() -> None:
         assert rounds.row("6")[-2:] == ["doubtful", "the counter ran backwards"]
 
 
-def test_settings_that_differ_are_marked() -> None:
-    base, head = (report_of(record_of(params={"n": number, "same": 1})) for number in (1, 2))
-    text = render_compared(base, head, pair_of([]).compared)
-    assert re.search(r'parameter n <td class="text differs">1 <td class="text differs">2', text)
-    assert re.search(r'parameter same <td class="text">1 <td class="text">1', text)
-
-
 def test_every_reason_is_shown_once_with_its_tests() -> None:
     text = run_shown().partition("<h2>Each test</h2>")[0]
     assert Reader(text).row("skipped", "no GPU")[-1] == "test_gpu.py::test_gpu[0] and 1 more"
     assert Reader(text).row("test_pipeline", "sampling")[-1] == "no joules: shorter than a tick"
-
-
-def test_a_baseline_an_unfinished_run_and_the_last_attempt_are_told() -> None:
-    first = record_of("t.py::test_it", comparisons=[odd(id="t.py::test_it", ratio=1.1)])
-    again = msgspec.structs.replace(first, attempt=2, status="failed", reason="it broke", comparisons=[])
-    baseline = Baseline(side=pair_of([]).compared.base, absent=["t.py::test_gone"])
-    text = render_report(msgspec.structs.replace(report_of(first, again, complete=False), baseline=baseline))
-    assert "The run did not finish" in text
-    assert "In the baseline but not in this run: t.py::test_gone" in text
-    assert "it broke" in text
-    assert "regressed</td>" not in text
-    assert text.count('<details class="test"') == 1
 
 
 def test_loads_have_a_table() -> None:
@@ -183,10 +163,6 @@ def test_many_tests_are_in_the_tables_only() -> None:
 def test_unusual_records_are_shown(record: Record) -> None:
     other = msgspec.structs.replace(record, id="t.py::other")
     assert "<h2>Each test</h2>" in render_report(report_of(record, other))
-
-
-def test_an_empty_report_is_a_page() -> None:
-    assert "<title>Energy report: nothing to show</title>" in render_report(report_of())
 
 
 @pytest.mark.parametrize(

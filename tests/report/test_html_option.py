@@ -46,22 +46,6 @@ def test_a_run_leaves_a_page_and_a_report_whose_power_adds_up(
     assert inside == pytest.approx(shown["energy_j"], rel=1e-5)
 
 
-def test_a_page_needs_no_report(quick: pytest.Pytester) -> None:
-    quick.makepyfile(TEST)
-    result = quick.runpytest("--energy-meter=ten-watts", "--energy-html=shown.html")
-    assert result.ret == 0
-    assert [path.name for path in Path.cwd().glob("*.[hj]*")] == ["shown.html"]
-    assert "energy page: shown.html" in result.stdout.lines
-
-
-def test_a_run_that_measures_nothing_writes_none(quick: pytest.Pytester) -> None:
-    quick.makepyfile("def test_it(): pass")
-    result = quick.runpytest("--energy-html")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["energy report: no test was measured; *energy.html was not written"])
-    assert not Path("energy.html").exists()
-
-
 def test_a_page_that_cannot_be_rendered_costs_neither_report_nor_summary(quick: pytest.Pytester) -> None:
     quick.makepyfile(TEST)
     quick.makeconftest(
@@ -83,21 +67,6 @@ def test_a_page_that_cannot_be_rendered_costs_neither_report_nor_summary(quick: 
     )
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert Path("energy.json").exists()
-
-
-def test_a_hook_that_raises_costs_neither_report_nor_page(quick: pytest.Pytester) -> None:
-    quick.makepyfile(TEST)
-    hook = "def pytest_llenergy_report(config, report):\n    1 / 0\n"
-    quick.makeconftest(f"{Path('conftest.py').read_text()}\n{hook}")
-    result = quick.runpytest("--energy-meter=ten-watts", "--energy-report", "--energy-html")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(
-        [
-            "ERROR: a hook pytest_llenergy_report raised ZeroDivisionError: division by zero (conftest.py:*)",
-            "energy report: energy.json",
-            "energy page: energy.html",
-        ]
-    )
 
 
 @pytest.mark.parametrize(

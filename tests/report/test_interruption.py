@@ -20,8 +20,6 @@ from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report
 
 from ..conftest import TEN_WATTS
-from ..nvml_sim import Board, World
-from ..nvml_sim.fixtures import Give
 from ..ranks.survivors import check_nothing_is_left, marked
 
 pytestmark = pytest.mark.usefixtures("few_plugins", "no_xdist")
@@ -152,51 +150,6 @@ def test_ctrl_c_twice_keeps_the_record(
     suite: pytest.Pytester, delay_ms: int, again_ms: int, options: tuple[str, ...]
 ) -> None:
     sweep(suite, delay_ms / 1000, options, group=again_ms % 2 == 0, again_s=again_ms / 1000)
-
-
-SLOW_DRIVER = """
-import time
-from pathlib import Path
-
-def test_first(energy):
-    energy(time.sleep, 0.01)
-    Path("ending").touch()
-    while not Path("go").exists():
-        time.sleep(0.01)
-
-def test_last():
-    while True:
-        time.sleep(0.05)
-"""
-
-
-@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["once", "twice"])
-@pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
-@pytest.mark.slow
-def test_ctrl_c_while_a_slow_driver_is_queried(
-    suite: pytest.Pytester, tmp_path: Path, nvml_children: Give, options: tuple[str, ...], again: bool
-) -> None:
-    """The environment is queried after the first record, and again for the report."""
-    world = nvml_children(World(tmp_path / "world", [Board(power_w=100.0, latch_ns=20_000_000)]))
-    suite.makepyfile(test_it=SLOW_DRIVER)
-    with running("--energy-meter=ten-watts", *options) as process:
-        wait_for((suite.path / "ending").exists, process)
-        before = world.calls(0)
-        world.update(0, call_delay_ns=1_000_000_000)
-        (suite.path / "go").touch()
-        wait_for(lambda: world.calls(0) > before, process)
-        assert list(suite.path.glob("energy.*.journal.jsonl"))
-        stop(process, whole_group=False)
-        if again:
-            during = world.calls(0)
-            wait_for(lambda: world.calls(0) > during + 1, process)
-            stop(process, whole_group=False)
-        else:
-            world.update(0, call_delay_ns=0)
-    assert process.returncode == 2
-    report = check_kept(suite.path, "test_first")
-    assert (report.environment is None) == again
-    assert not list(suite.path.glob("*.jsonl"))
 
 
 #: Source of a wait. Python acts on a signal that comes just before a sleep only after it, so each is short.
@@ -343,19 +296,3 @@ def test_other_signals_leave_the_journal(suite: pytest.Pytester, number: signal.
         process.send_signal(number)
     assert process.returncode == -number
     check_kept(suite.path, "test_first")
-
-
-@pytest.mark.slow
-def test_keyboard_interrupt_in_a_rank_ends_the_run_like_ctrl_c(quick: pytest.Pytester) -> None:
-    """For pytest-xdist its worker has crashed, but test and record say what happened."""
-    quick.makepyfile(
-        test_it=FIRST + "def work(): raise KeyboardInterrupt\n"
-        "def test_stops(workers, energy_meter): workers.run(work)\n"
-    )
-    result = quick.runpytest_subprocess("--energy-report", "-n1")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    message = "KeyboardInterrupt in worker gw0 ended the run in this test"
-    assert message in result.stdout.str()
-    assert "crashed while running" not in result.stdout.str()
-    report = check_kept(quick.path, "test_first", "test_stops")
-    assert [each.reason for each in report.records] == [None, message]

@@ -41,29 +41,6 @@ def properties(pytester: pytest.Pytester, name: str) -> dict[str, str]:
     return dict(values)
 
 
-@pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
-@pytest.mark.slow
-def test_metrics_of_every_test_that_has_some(quick: pytest.Pytester, extra: list[str]) -> None:
-    quick.makepyfile(SUITE)
-    quick.runpytest("--junitxml=junit.xml", "-o", "junit_family=xunit1", *extra).assert_outcomes(
-        passed=3, failed=2
-    )
-    for name in ("test_passes", "test_fails", "test_over_budget"):
-        values = properties(quick, name)
-        # Half a joule; a busy machine makes it more, and another unit would make it a thousand times as much.
-        assert 0.4 < float(values["llenergy.energy_j"]) < 100
-        assert float(values["llenergy.energy_j.uncertainty"]) >= 0
-        assert float(values["llenergy.energy_j.uncertainty_absolute"]) >= 0
-        assert values["llenergy.kind"] == "measured"
-        assert values["llenergy.meter"] == "ten-watts"
-        assert "llenergy.energy_per_output_token_j" not in values
-    assert properties(quick, "test_passes")["own"] == "1"
-    window = properties(quick, "test_window")
-    assert 0.4 < float(window["llenergy.window.load.energy_j"]) < 100
-    assert window["llenergy.kind"] == "measured"
-    assert properties(quick, "test_other") == {}
-
-
 def test_the_kind_says_that_joules_are_attributed(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import re
 
 import msgspec
-import pytest
 
 from pytest_llenergy.record.load_curve import LoadCurve, LoadPoint
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.report.html.page import render_report
 from pytest_llenergy.report.layout import Layout
-from pytest_llenergy.report.loads import describe_curve, describe_failure, load_columns
+from pytest_llenergy.report.loads import describe_failure, load_columns
 from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 
@@ -48,25 +47,6 @@ def test_a_search_without_an_upper_bound_found_no_maximum() -> None:
     assert results[3] == "≥ 9.8"
     assert "maximum" not in results
     assert "≥ 9.8" in render_report(report_of(loaded(open_ended)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "title"),
-    [
-        ({}, TITLE),
-        (
-            {"exceeded_at_requests_per_s": None, "reason": "even 9.8 is within"},
-            "maximum load >= 9.8 request/s; even 9.8 is within; SLO: ",
-        ),
-        (
-            {"max_load_requests_per_s": None, "reason": "the search did not end"},
-            "no maximum load: the search",
-        ),
-        ({"between": None, "slo": None}, "8 loads"),
-    ],
-)
-def test_the_title_says_what_was_found(changes: dict[str, object], title: str) -> None:
-    assert describe_curve(msgspec.structs.replace(load_curve(), **changes)).startswith(title)
 
 
 def test_the_terminal_shows_the_loads_in_one_table_of_eighty_columns() -> None:
@@ -107,21 +87,3 @@ def test_markdown_shows_the_loads() -> None:
     assert "TTFT &#60;= 0.5 s" in text
     (head,) = [line for line in text.splitlines() if line.startswith("| sent/s | n |")]
     assert len([line for line in text.splitlines() if line.count("|") == head.count("|")]) == 2 + 8
-
-
-@pytest.mark.parametrize(
-    "points",
-    [
-        [],
-        [LoadPoint(request_rate=2.0, reason="BackendError: refused")],
-        [LoadPoint(request_rate=2.0, end_to_end_latency_p99_s=0.0), LoadPoint(request_rate=0.0)],
-        [LoadPoint(request_rate=-1.0, end_to_end_latency_p99_s=-1.0, energy_per_output_token_j=-1.0)],
-    ],
-    ids=["none", "broken", "zero", "negative"],
-)
-def test_unusual_points_are_shown(points: list[LoadPoint]) -> None:
-    record = loaded(LoadCurve(points=points, between=(1.0, 2.0), reason="the search did not end"))
-    text = " ".join(render_summary([record], 80, color=False).split())
-    assert "no maximum load: the search did not end" in text
-    assert "test_it" in render_run_markdown([record], Layout(), 20_000, complete=True)
-    assert "test_it" in render_report(report_of(record))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from pytest_llenergy.cli import main
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.environment import Board, Environment, environment_key
-from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.merge import NamedReport, merge_reports
 from pytest_llenergy.report.store import Journal, write_report
@@ -49,13 +47,6 @@ def test_shards_become_one_run_from_the_first_start_to_the_last_end() -> None:
     assert [record.id for record in report.records] == ["t.py::a", "t.py::b"]
     assert (report.run.started_at, report.run.finished_at) == ("2026-01-02T03:04:05Z", "2026-01-02T04:05:00Z")
     assert (report.run.complete, report.run.exit_status) == (True, 0)
-
-
-def test_the_merged_id_does_not_depend_on_the_order() -> None:
-    one, two, three = (shard(name, f"t.py::{name}") for name in "abc")
-    assert merged(one, two).run.id == merged(two, one).run.id
-    assert len({merged(one, two).run.id, merged(one, three).run.id, one.run.id}) == 3
-    assert merged(one).run.id == "a"
 
 
 def test_an_incomplete_or_failed_part_makes_the_merged_run_incomplete_or_failed() -> None:
@@ -106,11 +97,6 @@ def test_a_test_with_different_values_is_refused() -> None:
     )
 
 
-def test_reruns_of_a_test_stay_apart() -> None:
-    again = msgspec.structs.replace(shard("b"), records=[record_of("t.py::a", scaled(1.1), attempt=2)])
-    assert [record.attempt for record in merged(shard("a", "t.py::a"), again).records] == [1, 2]
-
-
 def test_another_commit_is_refused() -> None:
     source = msgspec.structs.replace(REPORT.source, commit="def")
     assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", source=source)) == (
@@ -145,22 +131,6 @@ def test_other_hardware_is_refused_with_what_differs() -> None:
     )
 
 
-def test_other_hardware_is_refused_even_if_nothing_was_measured() -> None:
-    here, there = (
-        shard(name, environment=elsewhere(logical_cpus=cpus)) for name, cpus in (("a", 64), ("b", 8))
-    )
-    skipped = [Record(id=f"t.py::{each}", attempt=1, status="skipped", reason="no GPU") for each in "ab"]
-    refused = (
-        [here, there],
-        [
-            msgspec.structs.replace(part, records=[record])
-            for part, record in zip((here, there), skipped, strict=True)
-        ],
-    )
-    for parts in refused:
-        assert "different hardware (cores: 64 -> 8)" in refusal(*parts)
-
-
 def test_a_part_of_unknown_hardware_is_refused() -> None:
     assert refusal(shard("a", "t.py::a"), shard("b", "t.py::b", environment=None)) == (
         "1.json does not name its machine; merge it separately"
@@ -183,23 +153,6 @@ def test_the_merged_run_lists_boards_and_names_of_all_hosts() -> None:
     assert found.host.name == "bench-7, bench-8"
     assert [each.uuid for each in found.gpus] == ["GPU-a", "GPU-b"]
     assert found.packages == {"torch": "2.9, 2.8", "numpy": "none, 2.4"}
-
-
-@pytest.mark.slow
-def test_two_halves_run_under_xdist_merge_into_the_whole_run(
-    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
-) -> None:
-    quick.makepyfile("import time\ndef test_a(energy): energy(time.sleep, 0.01)\ntest_b = test_c = test_a\n")
-    for name, tests in (("one", "test_a or test_b"), ("two", "test_c")):
-        quick.runpytest_subprocess("-n2", "-k", tests, f"--energy-report={name}.json").assert_outcomes(
-            passed=len(tests.split(" or "))
-        )
-    assert main(["merge", "one.json", "two.json", "-o", "whole.json"]) == 0
-    report = read_report("whole.json")
-    assert sorted(each["id"] for each in report["records"]) == [
-        f"test_two_halves_run_under_xdist_merge_into_the_whole_run.py::test_{letter}" for letter in "abc"
-    ]
-    assert report["run"]["complete"] is True
 
 
 def test_hosts_of_a_cluster_are_merged_by_name() -> None:

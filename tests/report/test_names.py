@@ -6,8 +6,6 @@ from __future__ import annotations
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Flag, Record
 from pytest_llenergy.record.text import unique_function_names
-from pytest_llenergy.report.layout import DEFAULT_LAYOUT
-from pytest_llenergy.report.markdown import render_run_markdown
 from pytest_llenergy.report.terminal import render_summary
 from pytest_llenergy.report.verdicts import render_verdicts
 
@@ -50,12 +48,6 @@ def test_the_summary_shows_unique_names() -> None:
     lines = render_summary(records(), 200, color=False).splitlines()
     assert [line.split()[0] for line in lines[2:6]] == [*NAMES[:3], "test_n"]
     assert "contended: a/test_x.py::TestA::test_m and 3 more: others used 0.30 cores" in lines
-
-
-def test_markdown_shows_unique_names() -> None:
-    text = render_run_markdown(records(), DEFAULT_LAYOUT, 100_000, complete=True)
-    assert "| <code>TestB::test_m</code> |" in text
-    assert "<code>test_n</code>" in text
 
 
 def test_comparisons_show_unique_names() -> None:

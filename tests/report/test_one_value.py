@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_llenergy.compare.case import Criterion
@@ -84,22 +83,3 @@ def test_table_verdict_json_and_history_show_the_same_value(name: str, tmp_path:
     store = tmp_path / "history"
     add_run(report, "a.json", store, allow_dirty=True)
     assert [entry.value for entry in read_entries(store) if entry.metric == name] == [value]
-
-
-def test_times_and_counts_are_never_called_estimated() -> None:
-    meters = [msgspec.structs.replace(each, kind="estimated") for each in record().meters]
-    made = record(meters=meters)
-    assert made.kind == "estimated"
-    kinds = {
-        name: compare_reports(report_of(made), report_of(made), ("a", "b"), [Criterion(metric=name)])
-        .comparisons[0]
-        .kind
-        for name in METRICS
-    }
-    assert kinds == {
-        "energy_j": "estimated",
-        "energy_per_output_token_j": "estimated",
-        "mean_power_w": "estimated",
-        "duration_s": None,
-        "output_tokens_per_s": None,
-    }

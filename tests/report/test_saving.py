@@ -133,19 +133,6 @@ def test_a_run_that_measured_less_lies_beside(
     )
 
 
-def test_partial_runs_replace_the_one_before(saved: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOW", "fail")
-    save(saved, "-p", "cacheprovider").assert_outcomes(passed=3, failed=2)
-    monkeypatch.setenv("HOW", "pass")
-    # Without its file's other tests, which --lf hides from collection.
-    save(saved, "-p", "cacheprovider", "--lf").assert_outcomes(passed=2)
-    assert sorted(path.name for path in Path(".llenergy").glob("*.json")) == [
-        "main.json",
-        "main.partial.json",
-    ]
-    assert (names(), names("main.partial.json")) == (ALL, ["test_two[1]", "test_two[2]"])
-
-
 def test_tests_of_backends_that_are_not_selected_stay(quick: pytest.Pytester) -> None:
     quick.makeconftest(f"{TEN_WATTS}\n{BACKENDS}")
     source = "def test_{}(energy, backend):\n    energy(backend.generate, ['a'])\n"

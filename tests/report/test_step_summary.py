@@ -64,22 +64,6 @@ def test_the_table_is_added_once(quick: pytest.Pytester, summary: Path, argument
     assert re.search(r"test_window &#183; load</code>: \d", text)
 
 
-@pytest.mark.slow
-def test_layout_follows_the_options_of_the_terminal_summary(quick: pytest.Pytester, summary: Path) -> None:
-    quick.makepyfile(SUITE)
-    quick.runpytest("--energy-report", "--energy-columns=rounds,meter")
-    lines = summary.read_text().splitlines()
-    assert lines.count("| test | rounds | meter |") == 1
-    assert lines.count("|---|---:|---|") == 1
-
-
-@pytest.mark.slow
-def test_run_without_a_report_adds_nothing(quick: pytest.Pytester, summary: Path) -> None:
-    quick.makepyfile(SUITE)
-    quick.runpytest()
-    assert summary.read_text() == "# Before"
-
-
 def test_an_unwritable_step_summary_is_reported_and_fails_nothing(
     quick: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

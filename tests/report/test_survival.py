@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,6 @@ from pytest_llenergy.plugin.report_builder import ReportBuilder
 from pytest_llenergy.report.store import Journal, read_report
 
 from ..compare.runs import record_of, report_of
-from ..record.reports import REPORT
 
 THREE = """
 import pathlib, time
@@ -60,24 +58,6 @@ def pytest_runtest_logfinish(nodeid):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 """
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="mounting needs root")
-@pytest.mark.slow
-def test_no_space_left_on_the_device(quick: pytest.Pytester) -> None:
-    quick.makepyfile("def test_it(energy): energy(sum, [1])")
-    disk = quick.mkdir("disk")
-    # A disk of 16 KiB with 12 KiB in use.
-    script = (
-        f"mount -t tmpfs -o size=16k tmpfs {disk} && head -c 12288 /dev/zero > {disk}/fill && exec "
-        f"{sys.executable} -m pytest -p no:cacheprovider --energy-report={disk}/energy.json"
-    )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, check=False)
-    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
-        pytest.skip("mounting is not permitted here")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-    assert "could not be written (No space left on device)" in done.stdout
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -160,39 +140,6 @@ def test_a_journal_covers_every_host_of_the_run(tmp_path: Path, alike: bool) -> 
     assert report.environment == left.environment
     assert builder.write(report)
     assert not journal.exists()
-
-
-def test_a_journal_has_the_hosts_of_a_cluster_as_soon_as_a_test_used_them(tmp_path: Path) -> None:
-    builder = ReportBuilder(tmp_path / "energy.json", tmp_path, [], datetime.now(timezone.utc))
-    here = REPORT.environment
-    assert here is not None
-    hosts = {name: msgspec.structs.replace(here, driver=name) for name in ("n1", "n2", "n3")}
-    builder.add(record_of("t.py::one"), hosts={"n1": hosts["n1"]})
-    builder.describe_run()
-    builder.add(record_of("t.py::two"), hosts={name: hosts[name] for name in ("n2", "n1")})
-    builder.describe_run()
-    (journal,) = tmp_path.glob("*.jsonl")
-    environment = read_report(journal).environment
-    assert environment is not None
-    assert environment.cluster_hosts == {"n1": hosts["n1"], "n2": hosts["n2"]}
-    size = journal.stat().st_size
-    builder.describe_run()
-    assert journal.stat().st_size == size
-    report = builder.build(0, complete=True)
-    assert report is not None
-    assert report.environment == environment
-    assert builder.write(report)
-
-
-def test_no_journal_is_promised_that_is_gone(quick: pytest.Pytester) -> None:
-    quick.mkdir("out")
-    quick.makepyfile(
-        "import shutil\ndef test_it(energy): energy(sum, [1])\ndef test_end(): shutil.rmtree('out')"
-    )
-    result = quick.runpytest("--energy-report=out/energy.json")
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["ERROR: *energy.json: could not be written (No such file or directory)"])
-    result.stdout.no_fnmatch_line("*is kept*")
 
 
 def test_a_page_that_another_run_wrote_meanwhile_remains(quick: pytest.Pytester) -> None:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.metrics import METRICS as COMPARED
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.metrics import BUILT_IN, METRIC_NAMES
@@ -173,12 +172,6 @@ def test_columns_that_do_not_fit_continue_in_another_table() -> None:
     assert len([line for line in shown(RECORDS[0]) if line.startswith("test ")]) == 1
 
 
-def test_requested_columns_are_shown_in_the_requested_order() -> None:
-    lines = shown(columns=("duration_s", "rounds", "energy_j"))
-    assert lines[0].split() == ["test", "s", "rounds", "energy", "±", "u"]
-    assert lines[2].split()[-6:-4] == ["1", "6"]
-
-
 def test_empty_columns_are_shown_only_if_requested() -> None:
     metrics = {"energy_j": RECORDS[0].metrics["energy_j"]}
     plain = record_of("t.py::test_plain", metrics=metrics, params={}, backend=None, ranks=[])
@@ -186,14 +179,6 @@ def test_empty_columns_are_shown_only_if_requested() -> None:
     assert "backend" in shown(plain, columns=("backend", "energy_j"))[0]
     text = render_run_markdown([plain], Layout(), 10_000, complete=True)
     assert "| test | energy ± u |\n" in text.replace("&#177;", "±")
-
-
-def test_a_fallback_is_noted_once_for_all_its_tests() -> None:
-    fallen = [record_of(f"t.py::test_{each}", devices=["cpu"], fallback="cpu") for each in "ab"]
-    lines = shown(*fallen, width=200)
-    assert [line for line in lines if "fallback" in line] == [
-        "fallback: 2 tests ran on the CPU instead of GPUs"
-    ]
 
 
 @pytest.mark.parametrize(
@@ -235,21 +220,6 @@ def test_an_unknown_name_is_reported_with_the_known_ones(read: object, text: str
     assert "\n" not in str(error.value)
 
 
-def test_a_repeated_column_is_shown_once() -> None:
-    assert parse_columns("rounds,backend,rounds") == ("rounds", "backend")
-
-
-@pytest.mark.parametrize("width", [50, 80, 200])
-def test_no_line_ends_with_spaces(width: int) -> None:
-    lines = shown(width=width, verbosity=2, columns=tuple(COLUMNS))
-    assert [line for line in lines if line != line.rstrip()] == []
-
-
-def test_every_metric_can_be_shown() -> None:
-    assert set(METRIC_NAMES) == set(COMPARED)
-    assert parse_columns(",".join(COLUMNS)) == tuple(COLUMNS)
-
-
 @pytest.mark.parametrize("name", METRIC_NAMES)
 def test_cells_have_an_uncertainty_if_their_heading_says_so_and_joules_their_unit(name: str) -> None:
     unit = BUILT_IN[name].unit
@@ -284,17 +254,6 @@ def test_v_shows_rounds_and_vv_adds_uncertainty() -> None:
     assert re.search(r"coverage +clock$", text, re.MULTILINE)
     assert re.search(r"^1 +3.1 mJ +1.2 mJ +500 µJ +0 J +2 mJ$", text, re.MULTILINE)
     assert "round 2: late-reader (warning): a tick was seen 12 ms late" in twice
-
-
-def test_joules_have_si_steps_in_the_terminal_and_none_in_the_report() -> None:
-    small = [round_of(each, 1e-8, energy_u_absolute_j=1e-7) for each in scaled(1e-6)]
-    tiny = record_of("t.py::test_tiny", rounds=small, params={})
-    huge = record_of("t.py::test_huge", scaled(1e4), params={})
-    text = "\n".join(shown(tiny, huge, columns=("energy_j",)))
-    # Rounds of two iterations.
-    assert re.search(r"test_tiny +5\.0\d+ ± 0\.\d+ µJ$", text, re.MULTILINE)
-    assert re.search(r"test_huge +50\.0\d+ ± 0\.\d+ kJ$", text, re.MULTILINE)
-    assert tiny.value_of("energy_j") == pytest.approx(5.0e-6, rel=0.01)
 
 
 def test_windows_beyond_ten_are_counted_and_shown_with_v() -> None:
@@ -377,72 +336,6 @@ def test_the_command_sorts_and_has_the_columns_of_pytest(
     )
 
 
-@pytest.mark.parametrize(
-    ("environment", "coloured"), [({}, False), ({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1"}, False)]
-)
-def test_the_command_prints_colours_on_a_terminal_only(
-    environment: dict[str, str],
-    coloured: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    path = tmp_path / "energy.json"
-    path.write_bytes(encode_report(report_of(*RECORDS)))
-    assert main(["report", str(path)]) == 0
-    assert ("\x1b[" in capsys.readouterr().out) == coloured
-
-
-SUITE = """
-import time, pytest
-@pytest.mark.parametrize("size", [1, 2])
-def test_it(energy, size):
-    energy(time.sleep, 0.05 * size)
-"""
-
-
-@pytest.mark.slow
-def test_options_lay_out_the_summary_of_a_run(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SUITE)
-    result = quick.runpytest("--energy-columns=duration_s,meter")
-    result.stdout.fnmatch_lines(
-        [
-            "*= energy =*",
-            "test * s *meter*",
-            "  size=1 *0.* ten-watts",
-            "  size=2 *0.* ten-watts",
-        ]
-    )
-
-
-@pytest.mark.slow
-def test_ini_keys_lay_out_the_summary(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SUITE)
-    with (quick.path / "tox.ini").open("a") as ini:
-        ini.write("\nenergy_columns = rounds\n")
-    lines = quick.runpytest().stdout.lines
-    rows = [line.split() for line in lines if line.startswith("  size=")]
-    assert rows == [["size=1", "2"], ["size=2", "2"]]
-
-
-@pytest.mark.parametrize(
-    ("verbosity", "rounds", "terms"), [([], False, False), (["-v"], True, False), (["-vv"], True, True)]
-)
-@pytest.mark.slow
-def test_verbosity_options_add_rounds_and_uncertainty(
-    quick: pytest.Pytester, verbosity: list[str], rounds: bool, terms: bool
-) -> None:
-    quick.makepyfile(SUITE)
-    text = quick.runpytest(*verbosity).stdout.str()
-    assert ("test_it size=1: 2 rounds of 1 iteration after a warm-up of 0" in text) == rounds
-    assert ("resolution  coverage" in text) == terms
-
-
 class TestTimes:
     def timed(self, name: str, load_s: float) -> Record:
         times = Times(load_s=load_s, warmup_s=0.25, rounds_s=2.0, gaps_s=0.125)
@@ -455,18 +348,6 @@ class TestTimes:
         rows = [line.split() for line in lines[start + 2 : start + 5]]
         assert rows[0] == ["test_a", "openvino,", "batch_size=1", "10.00", "0.25", "2.00", "0.12"]
         assert rows[2] == ["all", "2", "10.50", "0.50", "4.00", "0.25"]
-
-    def test_older_reports_have_no_such_table(self) -> None:
-        assert not any(line.startswith("time ") for line in shown(verbosity=1))
-
-
-@pytest.mark.parametrize(("args", "times"), [((), False), (("-v",), True), (("--durations=1",), True)])
-@pytest.mark.slow
-def test_durations_include_those_of_the_measurement(
-    quick: pytest.Pytester, args: tuple[str, ...], times: bool
-) -> None:
-    quick.makepyfile(SUITE)
-    assert ("warm-up s" in quick.runpytest(*args).stdout.str()) == times
 
 
 def test_the_device_is_shown_unless_it_is_the_only_one() -> None:
@@ -503,16 +384,3 @@ def test_the_reason_of_a_window_without_joules_is_shown_once() -> None:
     for verbosity in (0, 1):
         lines = [line for line in shown(record, width=120, verbosity=verbosity) if reason in line]
         assert lines == [f"INVALID t.py::test_it · tiny: no joules: {reason}"]
-
-
-def test_rows_with_equal_parameters_have_the_ids_of_pytest(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        import time, pytest
-        @pytest.mark.parametrize("act", [lambda: 1, lambda: 2], ids=["relu", "gelu"])
-        def test_act(energy, act):
-            energy(time.sleep, 0.01)
-        """
-    )
-    result = quick.runpytest("--energy-report")
-    result.stdout.re_match_lines([r"^test_act$", r"^  relu +\d", r"^  gelu +\d"])

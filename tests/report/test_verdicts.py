@@ -114,13 +114,6 @@ def test_detectable_and_noise_are_explained_where_they_are_shown() -> None:
     assert LEGEND[0] not in render_verdicts([new], 80, color=False)
 
 
-def test_no_digit_is_lost_if_no_table_fits() -> None:
-    lines = lines_of("test_decode[llama-cpp-4]", width=50)
-    assert max(map(len, lines)) <= 50
-    text = " ".join(" ".join(lines).split())
-    assert all(each in text for each in ("1.735", "2.609 J", "+50.4%", LIMITS, "13.9%"))
-
-
 def test_rows_below_their_names_keep_their_colours() -> None:
     text = render_verdicts([judged("test_decode[llama-cpp-4]")], 80, color=True)
     assert re.search(r"\x1b\[1;31m +regressed", text)
@@ -165,21 +158,6 @@ def test_the_remedy_for_an_inconclusive_test_depends_on_what_makes_it_so(
     usual = {"verdict": "inconclusive", "rule": RULE, "session_spread": 0.015, "noise": 0.01}
     found = msgspec.structs.replace(judged("test_m"), **{**usual, **changes})
     assert suggest_remedy([found]) == remedy
-
-
-def test_more_pairs_decide_on_a_custom_metric_of_sessions() -> None:
-    found = msgspec.structs.replace(
-        judged("test_m"), metric="wer", verdict="inconclusive", rule=RULE, noise=None
-    )
-    assert suggest_remedy([found], "more pairs", in_turn=True) == "more pairs can decide"
-
-
-def test_several_remedies_are_joined() -> None:
-    usual = {"verdict": "inconclusive", "rule": RULE, "session_spread": 0.015, "noise": 0.01}
-    found = [
-        msgspec.structs.replace(judged("test_m"), n_base=count, n_head=count, **usual) for count in (6, 12)
-    ]
-    assert suggest_remedy(found, "more pairs") == "more pairs or llenergy ab can decide"
 
 
 @pytest.mark.parametrize(
