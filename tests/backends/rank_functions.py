@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 
@@ -38,17 +37,6 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
         "wrapped": type(loaded).__name__,
         "pid": os.getpid(),
     }
-
-
-def forward_where_torch_was_built_for_gpus(
-    degrees: dict[str, int], model: str, ids: list[list[int]]
-) -> dict[str, Any]:
-    """Do the same with a torch that was built for GPUs and sees none, as its usual wheel in CPU ranks."""
-    import torch
-
-    built_for: Callable[..., Any] = lambda *_: torch.device("cuda")  # noqa: E731 - stands in for a C function
-    torch._C._get_accelerator = built_for
-    return forward(degrees, model, ids)
 
 
 def refusal_by_other_degrees(model: str) -> str:

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.ranks.workload import split_prompts
 from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks
-from .test_flops import OF_ELEVEN, flops
 
 PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
 
@@ -43,22 +41,6 @@ def pair() -> Iterator[LoadedRanks]:
         yield ranks
 
 
-@pytest.mark.slow
-def test_accelerate_sees_every_rank(pair: LoadedRanks) -> None:
-    found = pair.call(ask_accelerate, [])
-    assert [each["processes"] for each in found] == [2, 2]
-    assert [each["index"] for each in found] == [each["local"] for each in found] == [0, 1]
-    assert {(each["device"], each["kind"]) for each in found} == {("cpu", "MULTI_CPU")}
-
-
-def test_batches_are_split_like_accelerate_splits_them(pair: LoadedRanks) -> None:
-    lengths = list(range(2, 10))
-    first, second = pair.call(ask_accelerate, lengths)
-    theirs = [list(shares) for shares in zip(first["shares"], second["shares"], strict=True)]
-    assert theirs == [split_prompts([str(number) for number in range(length)], 2) for length in lengths]
-    assert [len(share) for share in theirs[lengths.index(7)]] == [4, 3]
-
-
 def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: LoadedRanks) -> None:
     together, timeline = pair.generate(PROMPTS, max_new_tokens=12)
     assert [len(rank.requests) for rank in timeline.ranks] == [4, 3]
@@ -67,11 +49,6 @@ def test_seven_prompts_on_two_ranks_keep_their_order_and_lengths(pair: LoadedRan
     backwards, _ = pair.generate(PROMPTS[::-1], max_new_tokens=12)
     assert together.token_ids == backwards.token_ids[::-1]
     assert len({tuple(ids) for ids in together.token_ids}) == 7, "equal outputs would prove nothing"
-
-
-def test_operations_of_ranks_are_summed(pair: LoadedRanks) -> None:
-    actual, _ = flops(pair, ["hello world", "hello there"], max_new_tokens=3)
-    assert actual.count == 2 * OF_ELEVEN
 
 
 USES_ACCELERATE = """

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.backends.traffic import Request, dataset
-from pytest_llenergy.backends.traffic.requests import digest_inputs
 from pytest_llenergy.errors import LLEnergyError
 
 
@@ -29,10 +28,6 @@ class TestForms:
             Request(prompt="two\u2028lines", output_tokens=9),
         ]
         assert dataset(file, limit=1).description == "1 requests of data.jsonl"
-
-    def test_another_column(self, tmp_path: Path) -> None:
-        file = jsonl(tmp_path, {"question": "why?", "prompt": "x"})
-        assert list(dataset(file, column="question")) == [Request(prompt="why?")]
 
     def test_a_conversation_of_sharegpt_gives_output_lengths_by_its_answers(self, tmp_path: Path) -> None:
         file = tmp_path / "sharegpt.json"
@@ -117,11 +112,6 @@ class TestForms:
         assert [request.at_s for request in made] == pytest.approx([0.0, 4.314579], abs=2e-6)
         assert [(request.input_tokens, request.output_tokens) for request in made] == [(374, 44), (396, 109)]
         assert len(dataset(file)) == 3
-
-    def test_the_digest_does_not_depend_on_the_place_of_the_file(self, tmp_path: Path) -> None:
-        (tmp_path / "other").mkdir()
-        files = [jsonl(path, {"input_length": 30}) for path in (tmp_path, tmp_path / "other")]
-        assert len({digest_inputs(dataset(file)) for file in files}) == 1
 
 
 class TestFaults:

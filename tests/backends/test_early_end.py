@@ -108,15 +108,6 @@ def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
     assert "of 1000 requests sent, because its time was up" in flag.detail
 
 
-@pytest.mark.parametrize(("limit_s", "is_missed"), [(4.0, False), (0.25, True)], ids=["kept", "missed"])
-@pytest.mark.slow
-def test_a_stream_that_ends_long_after_its_last_token_is_late_only_if_a_token_was(
-    limit_s: float, is_missed: bool
-) -> None:
-    """The last of three tokens arrives after 0.4 s, and the end of the stream four seconds later."""
-    with loaded(command=queueing(slots=20, service=0.4, linger=4.0)) as (backend, _):
-        outcome, _ = run(job(backend, 20.0, 10, {"e2e": limit_s}, allowed=2))
-    assert (outcome.ended is not None) is is_missed
 
 
 def test_a_request_without_any_answer_has_missed_the_limit_of_its_end() -> None:

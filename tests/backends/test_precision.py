@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from pathlib import Path
 
@@ -15,15 +14,13 @@ from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.gguf_files import describe_gguf_weights, read_gguf_field
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.precision import list_types
-from pytest_llenergy.compare.comparability import workload_differences, workload_key
+from pytest_llenergy.compare.comparability import workload_differences
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision, Record
 from pytest_llenergy.report.columns import COLUMNS
 from pytest_llenergy.report.layout import Layout
-from pytest_llenergy.report.terminal import render_summary
 
 from ..compare.runs import record_of
-from ..record.reports import RECORD
 from .loaded_ranks import LoadedRanks
 
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
@@ -75,26 +72,6 @@ class TestTable:
         assert column.head == "types"
         assert [column.cell(each) for each in unlike] == ["f32", "q4_1+q8_0 bf16 kv-u8 in-i8"]
 
-    def test_rows_and_notes_name_the_backend(self) -> None:
-        other = Precision(weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8")
-        records = [
-            msgspec.structs.replace(
-                record_with(precision, name), params={"backend": name}, flags=[FLAG], meters=RECORD.meters
-            )
-            for name, precision in (("transformers", FLOAT32), ("openvino", other))
-        ]
-        lines = render_summary(records, 100, color=False, verbosity=1).splitlines()
-        text = "\n".join(lines)
-        assert lines[0].split()[-1] == "types"
-        assert re.search(
-            r"^test_it\n  transformers .* f32\n  openvino .* q4_1[+]q8_0 bf16 kv-u8 in-[?]$",
-            text,
-            re.MULTILINE,
-        )
-        assert "uneven-rounds: test_it transformers and 1 more: it drifts" in text
-        assert "test_it openvino: 6 rounds" in text
-        assert "; number types q4_1+q8_0 bf16 kv-u8" in text.replace("\n", " ")
-
     def test_unknown_types_are_unlike_known_ones(self) -> None:
         """A server reports the type of its weights or nothing."""
         records = [
@@ -109,11 +86,6 @@ class TestTable:
         assert [column.cell(each) for each in records] == ["bf16", "q4_1 ? in-?", "?"]
         # As in reports of earlier versions.
         assert COLUMNS["types"] not in Layout().columns_of([records[2], records[2]])
-
-    def test_other_tests_may_have_another_precision(self) -> None:
-        half = Precision(weights="float16", compute="float16", kv_cache="float16")
-        several = [record_with(FLOAT32), record_with(half, name="t.py::test_other")]
-        assert COLUMNS["types"] not in Layout().columns_of(several)
 
 
 class TestComparison:
@@ -136,11 +108,6 @@ class TestComparison:
             backend=msgspec.structs.replace(head.backend, dtype="float16", options={"dtype": "float16"}),
         )
         assert workload_differences(base, head) == ["precision.weights: float32 -> float16"]
-
-    def test_a_report_of_an_earlier_version_has_none(self) -> None:
-        before, now = record_with(None), record_with(FLOAT32)
-        assert workload_differences(before, now) == []
-        assert workload_key(before) == workload_key(now)
 
 
 def needs(*modules: str) -> None:

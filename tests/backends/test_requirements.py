@@ -79,10 +79,6 @@ def test_a_backend_without_the_requirement_is_skipped_and_names_capable_ones(
     result.stdout.fnmatch_lines(["given one *"])
 
 
-def test_token_timestamps_satisfy_step_timestamps(two: pytest.Pytester) -> None:
-    run(two, TEST.format(marks="@pytest.mark.backend_needs(timestamps='step')")).assert_outcomes(passed=2)
-
-
 def test_load_options_reach_the_backend(two: pytest.Pytester) -> None:
     result = run(two, TEST.format(marks="@pytest.mark.backend_options(dtype='float32')"))
     result.stdout.fnmatch_lines(["given one {'dtype': 'float32'}"])
@@ -145,29 +141,6 @@ def test_an_unmet_mark_of_a_parameter_is_a_collection_error(two: pytest.Pytester
     assert "; backends that do: none here" in text_of(result)
 
 
-def test_marks_added_to_an_item_count(two: pytest.Pytester) -> None:
-    conftest = two.path / "conftest.py"
-    hook = (
-        "\ndef pytest_collection_modifyitems(items):\n"
-        "    for item in items:\n        item.add_marker(pytest.mark.backend_options(dtype='bfloat16'))\n"
-    )
-    conftest.write_text(conftest.read_text() + hook)
-    result = run(two, TEST.format(marks=""))
-    result.assert_outcomes(passed=1, skipped=1)
-    assert "other does not offer the load option dtype" in text_of(result)
-    result.stdout.fnmatch_lines(["given one {'dtype': 'bfloat16'}"])
-
-
-def test_a_function_mark_overrides_its_class_mark(two: pytest.Pytester) -> None:
-    result = run(
-        two,
-        "import pytest\n@pytest.mark.backend_needs(cache='static')\nclass TestIt:\n"
-        "    def test_one(self, backend): pass\n"
-        "    @pytest.mark.backend_needs(cache='dynamic')\n    def test_both(self, backend): pass\n",
-    )
-    result.assert_outcomes(passed=3, skipped=1)
-
-
 @pytest.mark.parametrize("mark", ["backend_options(dtype='float32')", "backend_needs(cache='static')"])
 def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mark: str) -> None:
     result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
@@ -203,15 +176,6 @@ def test_an_invalid_mark_is_a_one_line_collection_error(
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert message in text_of(result)
-
-
-def test_the_marks_are_registered_from_their_signatures(pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--markers").stdout.fnmatch_lines(
-        [
-            "@pytest.mark.backend_options(**load_options): load options for the backend fixture*",
-            "@pytest.mark.backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run *",
-        ]
-    )
 
 
 def test_a_model_over_several_hosts_is_refused_by_backends_of_one_host() -> None:

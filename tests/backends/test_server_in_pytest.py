@@ -98,33 +98,6 @@ def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
     assert record["metrics"]["steady_energy_per_output_token_j"]["value"] is None
 
 
-def test_stalls_show_in_the_percentiles_of_gaps_and_not_of_requests(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
-    """Every fourth request pauses once for half a second: one gap in 76."""
-    quick.makepyfile(
-        """
-        def test_it(energy, backend):
-            energy(backend.serve, ["abc"], concurrency=8, num_requests=32, max_new_tokens=20)
-        """
-    )
-    command = scripted(first=0.01, step=0.01, stall=0.49)
-    quick.runpytest(*QUICK, f"--energy-server={command}").assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    metrics = record["metrics"]
-    number = len(record["rounds"])
-    gaps = {each: metrics[f"inter_token_latency_{each}_s"] for each in ("p50", "p99")}
-    # The server sleeps at least this long; on a busy host it sleeps longer.
-    assert gaps["p50"]["value"] >= 0.0099
-    assert gaps["p99"]["value"] >= 0.49
-    assert (gaps["p99"]["n"], gaps["p99"]["rounds"]) == (32 * 19 * number, number)
-    per_token = metrics["time_per_output_token_p99_s"]
-    assert per_token["value"] < gaps["p99"]["value"] / 2
-    assert (per_token["n"], per_token["rounds"]) == (32 * number, number)
-    assert metrics["time_to_first_token_p99_s"]["n"] == 32 * number
-    assert metrics["requests_per_s"]["n"] == number
-
-
 def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): pass\n")
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
@@ -140,13 +113,6 @@ def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
     result = quick.runpytest("--energy-server=http://192.0.2.1:8000")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --energy-server: url 'http://192.0.2.1:8000' is another host*"])
-
-
-def test_other_backends_do_not_serve(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SERVES)
-    result = quick.runpytest("--energy-model=random:llama-tiny", "--energy-backend=transformers")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["BackendError: transformers does not serve; it does: generate, embed"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -190,75 +156,6 @@ class TestCpuTime:
                 time.sleep(0.05)
             assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.29
 
-    def test_cpu_time_of_exited_children_counts(self) -> None:
-        burn = "import time\nwhile time.process_time() < 0.3: pass\n"
-        use = BackendProcesses([BackendWorker(pid=1, rank=0, world_size=1)])
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import subprocess, sys, time\nsubprocess.run([sys.executable, '-c', {burn!r}])\n"
-                "print('done', flush=True)\ntime.sleep(60)",
-            ],
-            stdout=subprocess.PIPE,
-        ) as child:
-            before = use.cpu_times_s()
-            assert child.stdout is not None
-            child.stdout.readline()
-            assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.25
-            child.kill()
-
     def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
         assert BackendProcesses().pids() == frozenset()
         assert BackendProcesses().servers == ()
-
-
-@pytest.mark.slow
-def test_traffic_is_recorded_in_few_words(quick: pytest.Pytester, read_report: Read) -> None:
-    """Lengths, waits, cache hits and failures of each request; of a long trace only a digest."""
-    quick.makepyfile(
-        """
-        import json, pathlib
-        from pytest_llenergy.backends.traffic import Request, dataset, synthetic
-
-        def test_trace(energy, backend):
-            rows = [{"timestamp": 20 * n, "input_length": 30 + n, "output_length": 2} for n in range(40)]
-            path = pathlib.Path("trace.jsonl")
-            path.write_text("".join(json.dumps(row) + "\\n" for row in rows))
-            run = energy(backend.serve, dataset(path, time_scale=0.5), prefix_cache=True, concurrency=30,
-                         arrivals="trace")
-            assert run.result.output_tokens == 80
-
-        def test_failures(energy, backend):
-            requests = [Request(prompt="a"), Request(prompt="!500"), Request(prompt="bc")]
-            energy(backend.serve, requests, concurrency=1, max_new_tokens=2, max_failures=1)
-
-        def test_too_many(energy, backend):
-            energy(backend.serve, ["a", "!500"], concurrency=1, num_requests=2, max_new_tokens=2)
-        """
-    )
-    command = scripted(cached="prefix", first=0.01)
-    result = quick.runpytest(*QUICK, f"--energy-server={command}")
-    result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(
-        ["BackendError: server: request 2 of 2: 500 from /v1/completions: out of memory; 1 request *"]
-    )
-    trace, failing, _ = read_report()["records"]
-    generation = trace["backend"]["generation"]
-    assert generation["requests"] == "40 requests of trace.jsonl, times x 0.5"
-    assert generation["max_new_tokens"] == "of each request"
-    assert generation["trace"].startswith("40 values to 0.39, digest ")
-    for round_ in trace["rounds"]:
-        served = round_["served"]
-        assert served["input_tokens"] == [30 + n for n in range(40)]
-        assert len(served["waited_s"]) == len(served["cached_tokens"]) == 40
-        assert served["failures"] == []
-    for round_ in failing["rounds"]:
-        assert round_["requests"] == 2
-        assert (round_["tokens"]["input"], round_["tokens"]["output"]) == (3, 4)
-        assert round_["served"]["input_tokens"] == [1, 2]
-        assert round_["served"]["failures"] == [
-            "server: request 2 of 3: 500 from /v1/completions: out of memory"
-        ]
-        (flag,) = (flag for flag in round_["flags"] if flag["name"] == "failed-request")
-        assert flag["severity"] == "warning"

@@ -17,7 +17,7 @@ from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
 from pytest_llenergy.backends.traffic import Request, synthetic
 from pytest_llenergy.record.timeline import Timeline
 
-from .loaded_ranks import SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks, counts
+from .loaded_ranks import SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks
 from .servers.start import llama
 
 pytest.importorskip("aiohttp")
@@ -34,16 +34,6 @@ def serve(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[Served
     workload = ranks.prepare(prompts, ServeParams.parse(params))
     timeline = workload.run_round()
     return ServedLoad.merge(workload.results()), timeline
-
-
-def test_token_counts_match_hand_counts(smollm: LoadedRanks) -> None:
-    made, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=5)
-    assert counts(made) == [(2, 5), (6, 5)]
-    alone = [smollm.generate([prompt], max_new_tokens=5)[0] for prompt in SMOLLM_PROMPTS]
-    assert made.texts == [each.texts[0] for each in alone]
-    assert made.texts[0] != made.texts[1]
-    ((start_ns, border_ns),) = timeline.borders_ns
-    assert timeline.start_ns == start_ns < border_ns < timeline.end_ns
 
 
 def test_the_end_of_sequence_is_respected_or_ignored(smollm: LoadedRanks) -> None:
@@ -68,14 +58,6 @@ def test_a_repeated_prompt_is_computed_again(smollm: LoadedRanks) -> None:
         assert (made.cached_tokens > 0) is hit
 
 
-def test_sampling_is_reproducible_with_a_seed(smollm: LoadedRanks) -> None:
-    once, again, other = (
-        smollm.generate(["hello"], max_new_tokens=12, ignore_eos=False, do_sample=True, seed=seed)[0].texts
-        for seed in (1, 1, 2)
-    )
-    assert once == again != other
-
-
 def test_open_and_closed_loops_serve_every_request(smollm: LoadedRanks) -> None:
     for asked in ({"request_rate": 20.0}, {"concurrency": 2}):
         made, timeline = serve(
@@ -86,13 +68,6 @@ def test_open_and_closed_loops_serve_every_request(smollm: LoadedRanks) -> None:
         assert all(len(each.token_ns) == 6 for each in made.requests)
         assert made.texts[0] == made.texts[2] == made.texts[4]
         assert timeline.served
-
-
-def test_the_loaded_model_is_described(smollm: LoadedRanks) -> None:
-    assert smollm.info.model == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert smollm.info.options["server"] == "llama.cpp"
-    assert smollm.info.options["api_model"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert smollm.info.options["prefix_cache"] == "switched off in each request"
 
 
 def test_cpu_time_of_the_server_counts_in_the_round(smollm: LoadedRanks) -> None:

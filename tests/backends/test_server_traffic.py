@@ -63,25 +63,6 @@ class TestLengths:
         assert len(set(counts(made))) == 4
 
     @pytest.mark.slow
-    def test_texts_are_written_once_for_all_rates(self) -> None:
-        """Without ``/tokenize``, each count is a request for one token."""
-
-        def requests() -> int:
-            return len(backend._endpoint.client.get("/asked").json()["asked"])
-
-        with loaded() as backend:
-            first = prepare(backend, synthetic(count=2, input_tokens=50), request_rate=1.0)
-            before = requests()
-            again = prepare(backend, synthetic(count=2, input_tokens=50), request_rate=2.0, num_requests=3)
-            assert requests() == before
-            assert [each.prompt for each in again.requests[:2]] == [each.prompt for each in first.requests]
-            (other,) = prepare(backend, synthetic(count=1, input_tokens=51), concurrency=1).requests
-            (chat,) = prepare(
-                backend, synthetic(count=1, input_tokens=51), concurrency=1, endpoint="chat"
-            ).requests
-        assert (len(other.prompt), len(chat.prompt)) == (51, 46)
-
-    @pytest.mark.slow
     def test_a_prompt_that_the_server_counts_otherwise_is_refused(self) -> None:
         with loaded() as backend:
             job = prepare(backend, synthetic(count=1, input_tokens=50), concurrency=1)
@@ -94,14 +75,6 @@ class TestLengths:
             "1 request failed, max_failures is 0"
         )
 
-    @pytest.mark.slow
-    def test_prompts_too_short_for_a_template_are_refused(self) -> None:
-        with loaded(template=30) as backend, pytest.raises(BackendError) as caught:
-            prepare(backend, synthetic(count=1, input_tokens=32), concurrency=1, endpoint="chat")
-        assert str(caught.value) == (
-            "server: a prompt of 32 tokens: one word has 34, with what is added to every prompt"
-        )
-
     def test_output_lengths_follow_recorded_answers(self) -> None:
         with loaded() as backend:
             made = served(backend, [Request(prompt="hello", answer="six ch")], concurrency=1, ignore_eos=True)
@@ -109,19 +82,6 @@ class TestLengths:
 
 
 class TestChat:
-    def test_chunks_of_the_chat_endpoint_are_read(self) -> None:
-        with loaded(first=0.05, step=0.02) as backend:
-            made = served(backend, ["abc"], concurrency=1, num_requests=2, endpoint="chat", max_new_tokens=3)
-            (body,) = asked(backend, 1)
-        assert body["messages"] == [{"role": "user", "content": "abc"}]
-        assert made.texts == ["aaa", "aaa"]
-        assert counts(made) == [(8, 3), (8, 3)]
-        assert made.exact
-        (start_ns, stamps) = made.requests[0].start_ns, made.requests[0].token_ns
-        assert start_ns is not None
-        assert stamps[0] - start_ns >= 50e6
-        assert stamps[1] - stamps[0] >= 15e6
-
     def test_a_conversation_sends_the_answers_before(self) -> None:
         talk = Request(
             system="Be short.",
@@ -241,16 +201,6 @@ class TestFailures:
             )
         assert made.failures == ["server: request 2 of 2: no answer (not done after 5 s)"]
 
-    def test_a_dead_server_ends_the_load_whatever_the_limit(self) -> None:
-        with start.loaded(command=scripted(step=30), timeout_s=60) as (backend, _):
-            process = backend._process
-            assert process is not None
-            job = prepare(backend, ["a"], concurrency=2, num_requests=2, max_failures=2, max_new_tokens=2)
-            job.endpoint.client._loop.call_later(0.3, process._child.kill)
-            outcome = job.run()
-            with pytest.raises(BackendError, match="ended with signal SIGKILL: scripted server"):
-                job.result(outcome)
-
 
 class TestPrefixCache:
     @pytest.mark.slow
@@ -270,10 +220,3 @@ class TestPrefixCache:
             assert made.cached_tokens == sum(cached)
             assert not any("cache" in flag.name for flag in made.flags)
         assert counts(runs[0]) == counts(runs[1]) == [(100, 1)] * 4
-
-    @pytest.mark.slow
-    def test_hits_that_must_not_be_are_still_invalid(self) -> None:
-        traffic = synthetic(count=2, input_tokens=60, shared_prefix=0.5, output_tokens=1)
-        with loaded(cached="prefix") as backend:
-            made = served(backend, traffic, concurrency=1)
-        assert ("prefix-cache", "invalid") in [(flag.name, flag.severity) for flag in made.flags]

@@ -60,13 +60,6 @@ class TestTexts:
         assert len({tuple(row[:39]) for row in split}) == 1
         assert len({tuple(row[39:45]) for row in split}) == 4
 
-    def test_texts_are_the_same_each_time_and_depend_on_the_seed(self) -> None:
-        def texts(seed: int) -> list[str]:
-            return write_texts(synthetic(count=2, input_tokens=30, seed=seed), "x", each(words))
-
-        assert texts(1) == texts(1)
-        assert not set(texts(1)) & set(texts(2))
-
     def test_a_reopened_text_has_as_many_tokens_and_another_beginning(self) -> None:
         writer = Writer(each(letters), "x")
         (request,) = writer.write(synthetic(count=1, input_tokens=200))

@@ -107,38 +107,6 @@ class TestTwoRanks:
         assert [rank.repeats_others for rank in timeline.ranks] == [False, True]
         assert len(timeline.requests) == 3
 
-    def test_a_static_cache_holds_the_heads_of_its_rank(self, single: LoadedRanks, pair: LoadedRanks) -> None:
-        alone, _ = single.generate(PROMPTS, max_new_tokens=12, cache="static")
-        together, _ = pair.generate(PROMPTS, max_new_tokens=12, cache="static")
-        assert together.token_ids == alone.token_ids
-
-    def test_sampling_draws_the_same_tokens_on_both_ranks(self, pair: LoadedRanks) -> None:
-        """Otherwise one rank would continue what the other did not write."""
-        once, again, other = (
-            pair.generate(PROMPTS, max_new_tokens=12, do_sample=True, seed=seed)[0].token_ids
-            for seed in (1, 1, 2)
-        )
-        assert once == again != other
-
-    def test_early_ends_are_the_same_on_both_ranks(self, single: LoadedRanks, pair: LoadedRanks) -> None:
-        free, _ = single.generate(PROMPTS, max_new_tokens=12)
-        stop = free.token_ids[0][2]
-        alone, _ = single.generate(PROMPTS, max_new_tokens=12, stop_token_ids=[stop])
-        together, _ = pair.generate(PROMPTS, max_new_tokens=12, stop_token_ids=[stop])
-        assert together.token_ids == alone.token_ids
-        assert min(map(len, alone.token_ids)) < 12
-
-
-@pytest.mark.slow
-def test_torch_built_for_gpus_shards_on_the_cpu(single: LoadedRanks) -> None:
-    """transformers takes the accelerator that torch was built for, and would look for GPU number 1."""
-    (alone,) = loaded(single)
-    with LoadedRanks(degrees=Parallel(tensor=2), dtype="float32") as ranks:
-        found = loaded(ranks, rank_functions.forward_where_torch_was_built_for_gpus)
-        # Their torch is altered.
-        ranks.close()
-    assert difference(found[1]["logits"], alone["logits"]) <= 1e-4
-
 
 @pytest.mark.slow
 def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:

@@ -14,7 +14,6 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Embedding, EmbeddingParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.record import Parallel
 
 from .loaded_ranks import LoadedRanks, counts
 
@@ -75,31 +74,12 @@ def test_padding_does_not_change_a_vector(
     assert embedding.dimension == 128
 
 
-def test_the_poolings_differ(by_hand: dict[str, list[list[float]]]) -> None:
-    assert not close(by_hand["mean"], by_hand["cls"])
-    assert not close(by_hand["last"], by_hand["cls"])
-
-
-def test_vectors_are_normalised_by_default(bert: LoadedRanks) -> None:
-    unit, as_they_are = embed(bert, TEXTS), embed(bert, TEXTS, normalize=False)
-    assert [sum(x * x for x in vector) for vector in unit.vectors] == pytest.approx([1.0] * 3)
-    assert min(sum(x * x for x in vector) for vector in as_they_are.vectors) > 2
-
-
 def test_input_tokens_are_counted_and_there_are_no_output_tokens(bert: LoadedRanks) -> None:
     embedding = embed(bert, TEXTS)
     assert counts(embedding) == [(3, 0), (11, 0), (1, 0)]
     assert {(each.first_token_ns, each.last_token_ns, each.token_ns) for each in embedding.requests} == {
         (None, None, ())
     }
-
-
-@pytest.mark.slow
-def test_two_ranks_split_the_texts(bert: LoadedRanks) -> None:
-    with LoadedRanks(model=BERT, degrees=Parallel(data=2), dtype="float32") as pair:
-        both = embed(pair, TEXTS)
-    assert close(both.vectors, embed(bert, TEXTS).vectors)
-    assert [each.input_tokens for each in both.requests] == [3, 11, 1]
 
 
 def test_a_generating_model_embeds_with_its_base_model() -> None:
@@ -139,12 +119,3 @@ def test_an_encoder_refuses_to_generate() -> None:
     message = "transformers: model random:bert-tiny cannot generate; use backend.embed"
     with LoadedRanks(model=BERT, dtype="float32") as ranks, pytest.raises(BackendError, match=message):
         ranks.generate(["abc"])
-
-
-def test_invalid_arguments_give_a_one_line_error() -> None:
-    with pytest.raises(BackendError, match="embed: pooling is 'max', needs one of "):
-        EmbeddingParams.parse({"pooling": "max"})
-    with pytest.raises(
-        BackendError, match="embed: unknown argument max_new_tokens; known: pooling, normalize"
-    ):
-        EmbeddingParams.parse({"max_new_tokens": 3})

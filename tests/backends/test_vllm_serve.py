@@ -74,14 +74,6 @@ def plain() -> Iterator[LoadedRanks]:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_the_server_is_described(plain: LoadedRanks) -> None:
-    options = plain.info.options
-    assert options["server"] == "vLLM"
-    assert plain.info.version.startswith("0.")
-    assert options["attached"] is False
-    assert options["prefix_cache"] == "as configured by the server"
-
-
 def test_tokens_are_those_of_transformers(plain: LoadedRanks) -> None:
     made, timeline = plain.generate(PROMPTS)
     with LoadedRanks(dtype="float32") as reference:
@@ -91,13 +83,6 @@ def test_tokens_are_those_of_transformers(plain: LoadedRanks) -> None:
     ((start_ns, border_ns),) = timeline.borders_ns
     assert timeline.start_ns == start_ns < border_ns < timeline.end_ns
     assert all(len(request.token_ns) == 8 for request in made.requests)
-
-
-def test_a_stop_token_ends_a_request(plain: LoadedRanks) -> None:
-    free, _ = plain.generate(PROMPTS[:1])
-    stop = free.token_ids[0][2]
-    stopped, _ = plain.generate(PROMPTS[:1], stop_token_ids=[stop])
-    assert stopped.token_ids == [free.token_ids[0][: free.token_ids[0].index(stop) + 1]]
 
 
 def test_open_and_closed_loops_serve_every_request(plain: LoadedRanks) -> None:
@@ -111,22 +96,6 @@ def test_open_and_closed_loops_serve_every_request(plain: LoadedRanks) -> None:
 
 def names(timeline: Timeline) -> list[str]:
     return [flag.name for flag in timeline.flags]
-
-
-def test_a_repeated_prompt_is_computed_again(plain: LoadedRanks) -> None:
-    for _ in range(2):
-        made, timeline = serve(plain, ["y" * 300], max_new_tokens=1, concurrency=1, num_requests=1)
-        assert made.cached_tokens == 0
-        assert names(timeline) == ["short-load"]
-
-
-def test_cpu_time_of_the_server_counts_in_the_round(plain: LoadedRanks) -> None:
-    """The core of vLLM is a process of its own, below the server that was started."""
-    _, timeline = plain.generate(["y" * 300], max_new_tokens=30)
-    (rank,) = plain.group.ranks
-    family = psutil.Process(rank.workers[0]).children(recursive=True)
-    assert family
-    assert timeline.cpu_time_s > 0.05
 
 
 def test_hits_in_the_prefix_cache_are_told(plain: LoadedRanks) -> None:
