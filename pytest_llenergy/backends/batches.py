@@ -23,12 +23,7 @@ SEAM_TOKENS = 16
 def encode_prompts(
     backend: str, encode: Callable[[str], Sequence[int]], prompts: Sequence[str]
 ) -> list[list[int]]:
-    """Return the token ids of each prompt, all of it.
-
-    Args:
-        backend: Name of the backend, for messages.
-        encode: Returns the token ids of one text.
-        prompts: The prompts.
+    """Return the token ids of each prompt; ``encode`` returns those of one text.
 
     Raises:
         BackendError: A prompt has no tokens, or ``encode`` drops a part of it: what follows a NUL, or a fixed
@@ -64,23 +59,16 @@ def _count_whole(encode: Callable[[str], Sequence[int]], prompt: str, row: Seque
 
 
 def check_processed(backend: str, given: Sequence[int], processed: Sequence[int]) -> None:
-    """Check the prompt tokens that a library has processed, one count per prompt, against those it was given.
-
-    Raises:
-        BackendError: They differ.
-    """
+    """Raise ``BackendError`` unless the library has processed the tokens that each prompt has."""
     for number, (wanted, done) in enumerate(zip(given, processed, strict=True)):
         if wanted != done:
             raise BackendError(f"{backend}: processed {done} of the {wanted} tokens of prompt {number}")
 
 
 def check_lengths(backend: str, lengths: Sequence[int], max_new_tokens: int, limit: int | None) -> None:
-    """Check that the longest prompt, with its output, fits the model's context of ``limit`` tokens.
+    """Raise ``BackendError`` if the longest prompt and its output exceed the model's ``limit`` of tokens.
 
     Beyond it most libraries silently generate nonsense.
-
-    Raises:
-        BackendError: It does not.
     """
     tokens = max(lengths) + max_new_tokens
     if limit is not None and tokens > limit:
@@ -95,11 +83,8 @@ def batch_result(
 ) -> Generation:
     """Return the result of a batch whose rows take the same steps, one token a row.
 
-    Args:
-        texts: Outputs as text.
-        token_ids: Output tokens, with those that ended a sequence and without padding.
-        lengths: Tokens of each prompt, without padding.
-        steps_ns: When each step's tokens were available (``time.monotonic_ns()``); empty if unknown.
+    ``token_ids`` have the tokens that ended a sequence and no padding; ``steps_ns`` are the times of each
+    step's tokens (``time.monotonic_ns()``), empty if unknown.
     """
     return stamped_result(texts, token_ids, lengths, [steps_ns[: len(ids)] for ids in token_ids])
 

@@ -27,9 +27,6 @@ def build_cached(name: str, build: Callable[[Path], None]) -> Path:
     """Return a directory of the cache; ``build(directory)`` fills it if it is missing.
 
     It appears whole or not at all. One process builds it while the others wait.
-
-    Raises:
-        ModelError: The cache cannot be written.
     """
     from filelock import FileLock
 
@@ -55,9 +52,6 @@ def pretrained_path(source: ModelSource) -> str:
 
     Reading a GGUF file through transformers dequantises it each time (tens of seconds); the same weights as
     bf16 safetensors load in about one. Runs in a rank or a subprocess, never in the pytest process.
-
-    Raises:
-        ModelError: The model cannot be converted or built.
     """
     if source.directory:
         return source.directory
@@ -96,11 +90,7 @@ def _save_pretrained(model: Any, tokenizer: Any, directory: Path) -> None:
 
 
 def download_hub_model(source: ModelSource) -> ModelSource:
-    """Download a hub model and return its directory, whose name is the commit; other models unchanged.
-
-    Raises:
-        ModelError: The download fails.
-    """
+    """Download a hub model and return its directory, whose name is the commit; other models unchanged."""
     if source.kind != "hub":
         return source
     with translate_load_errors("huggingface_hub", source):
@@ -110,11 +100,7 @@ def download_hub_model(source: ModelSource) -> ModelSource:
 
 
 def source_key(source: ModelSource) -> str:
-    """Return the part of a cache key that stands for a model: it changes with the content.
-
-    Raises:
-        ModelError: The configuration of a hub model, whose directory names the commit, cannot be had.
-    """
+    """Return the part of a cache key that stands for a model: it changes with the content."""
     if source.kind == "random":
         return f"random-{source.location}"
     if source.kind == "hub":
@@ -149,9 +135,6 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
     """Convert a model with pytest's own Python, for ranks whose Python cannot convert it themselves.
 
     Returns the model with its ``directory`` set; unchanged if it needs no conversion.
-
-    Raises:
-        ModelError: The conversion fails.
     """
     if source.kind not in ("gguf", "random"):
         return source
@@ -176,11 +159,7 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
 
 
 def convert_draft_model(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the model of the load option ``speculative`` in the same way. Returns the options.
-
-    Raises:
-        ModelError: It does not exist, or the conversion fails.
-    """
+    """Convert the model of the load option ``speculative`` in the same way. Returns the options."""
     draft = options.get("speculative")
     name = draft.get("model") if isinstance(draft, Mapping) else None
     directory = convert_in_subprocess(resolve_model(name)).directory if isinstance(name, str) else ""

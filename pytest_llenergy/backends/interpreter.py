@@ -44,12 +44,9 @@ def activated_environment(environment: Mapping[str, str], python: str | None) ->
 
 
 def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str, ...]:
-    """Return which of these modules, and of those that ranks need, are missing there. Results are cached.
+    """Return which of these modules, and of those that ranks need, an interpreter lacks. Results are cached.
 
-    Args:
-        python: Path of the interpreter.
-        modules: Names of modules.
-        name: The backend, for messages.
+    ``name`` is the backend, for messages. Raises ``BackendError`` if this is not a Python 3.10 or later.
     """
     try:
         return _probe_modules(python, (*modules, *RANK_MODULES))

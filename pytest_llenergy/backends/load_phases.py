@@ -163,8 +163,7 @@ def load_phases(
         end_ns: End of the load.
         due_ns: When each request of an open loop was due, None for follow-ups; empty if all were on time.
         talks: The number of the conversation of each request; empty if there are no follow-ups.
-        failed: When each failed conversation, or request without follow-ups, of an open loop was due, by its
-            number in ``talks``; None for one that failed later than its first turn.
+        failed: When each failed conversation was due, by its number; None after its first turn.
         is_capped: Whether the client limited the requests in flight of an open loop.
     """
     failed = failed or {}
@@ -250,9 +249,8 @@ def _is_overloaded(whole: _Load, *, is_short: bool) -> bool:
     """Return whether a load that the server fell behind has a growing queue.
 
     Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
-    requests in flight, if a server takes all at once and becomes slower. Rates alone would be wrong for short
-    loads, of which the last requests may meet a queue by chance. guidellm looks at the slopes of the same two
-    (github.com/vllm-project/guidellm, its over-saturation constraint).
+    requests in flight, if a server takes all at once and becomes slower, as in guidellm. Rates alone would be
+    wrong for short loads, of which the last requests may meet a queue by chance.
     """
     load = whole.settled()
     if load.waits_rise():
@@ -298,12 +296,9 @@ def steady_span(
 ) -> tuple[int, int] | None:
     """Return start and end of the steady state (monotonic nanoseconds); None if there is no such time.
 
-    It ends when the last request is sent; of conversations, when the last one begins. In a closed loop it
-    begins when ``concurrency`` of them have produced their first token, as in ML.ENERGY's benchmark
-    (github.com/ml-energy/benchmark, mlenergy/llm/benchmark.py). An open loop has no such number; there it
-    begins when the first is done: with Poisson arrivals and equal service times the number in service is
-    stationary from then on (M/D/infinity; Eick, Massey and Whitt, The physics of the Mt/G/infinity queue,
-    1993).
+    It ends when the last conversation begins. In a closed loop it begins when ``concurrency`` of them have
+    produced their first token, as in ML.ENERGY's benchmark; in an open one when the first is done: with
+    Poisson arrivals and equal service times the number in service is stationary then (M/D/infinity).
     """
     sent: dict[int, int] = {}
     first: dict[int, int] = {}

@@ -49,8 +49,7 @@ class ModelSource:
 def resolve_model(spec: str | None) -> ModelSource:
     """Parse a model name; None or ``""`` is the default model. Reads and downloads nothing.
 
-    Raises:
-        ModelError: If the name fits none of the four kinds.
+    Raises ``ModelError`` if the name fits none of the four kinds.
     """
     if not spec:
         return _find_default()

@@ -275,13 +275,7 @@ class OnnxRuntimeBackend:
 
 
 def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
-    """Return the model as ONNX, converted on first use.
-
-    Args:
-        source: Model to convert.
-        precision: One of the builder's, such as ``fp32`` or ``int4``.
-        version: Version of the builder, part of the cache key.
-    """
+    """Return the model as ONNX, converted on first use by the builder of this version."""
 
     def build(directory: Path) -> None:
         path = pretrained_path(source)

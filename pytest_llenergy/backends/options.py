@@ -18,17 +18,10 @@ from pytest_llenergy.record.secrets import find_secret, is_secret
 
 #: Load options that mean the same in every backend that declares them. A backend that does not declare one
 #: refuses it, even if its library has an option of that name.
-COMMON_OPTIONS: Mapping[str, str] = {
-    "dtype": "type of the weights that are not quantised, and of the arithmetic",
-    "quantization": "quantisation of the weights when they are loaded",
-    "kv_cache_dtype": "type of the key-value cache",
-    "attention": "attention implementation",
-    "chunked_prefill": "whether a prompt may be processed in several steps; a number is their tokens",
-    "speculative": "how tokens are drafted, as a dict: num_tokens, and model or method",
-    "prefix_cache": "whether prompts may reuse the cache of earlier ones",
-    "lora": "LoRA adapter to apply: its directory, for llama-cpp its .gguf file",
-    "compile": "whether the model is compiled, or the compilation mode",
-}
+COMMON_OPTIONS = (
+    *("dtype", "quantization", "kv_cache_dtype", "attention", "chunked_prefill"),
+    *("speculative", "prefix_cache", "lora", "compile"),
+)
 
 #: Methods of ``speculative`` that mean the same in every backend. Others are names of the library.
 DRAFT_MODEL, PROMPT_LOOKUP = "draft_model", "prompt_lookup"
@@ -53,8 +46,7 @@ class Speculative(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         num_tokens: Tokens drafted per step, at most.
         model: Name of the model that drafts, as for ``--energy-model``.
-        method: ``draft_model``, ``prompt_lookup`` or a method of the library; by default what ``model``
-            implies.
+        method: ``draft_model``, ``prompt_lookup`` or a method of the library.
         max_ngram: Longest sequence of last tokens that ``prompt_lookup`` searches for.
     """
 
@@ -92,13 +84,9 @@ def find_step_tokens(backend: str, options: Mapping[str, Any]) -> int | None:
 def select_options(
     backend: str, options: Mapping[str, Any], own: Collection[str], reserved: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the load options that are passed on to the library.
+    """Return the options that are passed on to the library: those that the adapter does not apply itself.
 
-    Args:
-        backend: Name of the backend, for messages.
-        options: The load options of the test.
-        own: Names of those that the adapter applies itself.
-        reserved: Why each option that it sets is refused.
+    ``reserved`` has the reason for each that is refused because the adapter sets it.
     """
     passed = {name: value for name, value in options.items() if name not in own}
     for name, value in passed.items():

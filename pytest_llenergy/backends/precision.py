@@ -27,11 +27,7 @@ def type_name(name: str) -> str:
 
 
 def list_types(parameters: Mapping[str, int]) -> str | None:
-    """Return the types of at least 1 % of the parameters, most frequent first; None without any.
-
-    Args:
-        parameters: Number of parameters of each type.
-    """
+    """Return the types of at least 1 % of the parameters, counted by type, most frequent first."""
     least = 0.01 * sum(parameters.values())
     counted = Counter(parameters).most_common()
     return ", ".join(type_name(name) for name, count in counted if count and count >= least) or None

@@ -66,9 +66,8 @@ class Requirements:
 
     Attributes:
         parallel: Degrees that the test names; None for those that the backend chooses.
-        devices: How many devices the test leases.
         timestamps: ``step`` or ``token``. Timestamps of each token satisfy ``step`` too.
-        per_host: How many devices each host of the test has, where that limits a model; None if it does not.
+        per_host: Devices of each host, where that limits a model.
     """
 
     parallel: Parallel | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,25 +13,6 @@ from pytest_llenergy.record.record import Parallel
 from .loaded_ranks import LoadedRanks
 
 PROMPTS = ["abc", "hello world", "x", "to be or not", "one", "seventeen apples", "?"]
-
-
-def ask_accelerate(lengths: list[int]) -> dict[str, Any]:
-    """Return what ``PartialState`` reports on this rank, and its shares of lists of these lengths."""
-    from accelerate import PartialState
-
-    state = PartialState(cpu=True)
-    shares = []
-    for length in lengths:
-        with state.split_between_processes([str(number) for number in range(length)]) as share:
-            shares.append(list(share))
-    return {
-        "processes": state.num_processes,
-        "index": state.process_index,
-        "local": state.local_process_index,
-        "device": state.device.type,
-        "kind": state.distributed_type.name,
-        "shares": shares,
-    }
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,6 @@ from .servers.start import loaded, queueing, running
 
 pytest.importorskip("aiohttp")
 
-TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
-
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[ServerBackend]:
@@ -106,8 +104,6 @@ def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
     (flag,) = result.flags
     assert flag.name == "out-of-time"
     assert "of 1000 requests sent, because its time was up" in flag.detail
-
-
 
 
 def test_a_request_without_any_answer_has_missed_the_limit_of_its_end() -> None:

@@ -16,7 +16,7 @@ from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.compare.comparability import workload_differences
 from pytest_llenergy.errors import ModelError
-from pytest_llenergy.record.record import BackendInfo, Flag, Precision, Record
+from pytest_llenergy.record.record import BackendInfo, Precision, Record
 from pytest_llenergy.report.columns import COLUMNS
 from pytest_llenergy.report.layout import Layout
 
@@ -24,8 +24,6 @@ from ..compare.runs import record_of
 from .loaded_ranks import LoadedRanks
 
 FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
-
-FLAG = Flag(name="uneven-rounds", severity="warning", detail="it drifts")
 
 
 def test_types_of_most_parameters_come_first() -> None:

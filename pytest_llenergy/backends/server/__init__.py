@@ -45,10 +45,7 @@ def specs_of_run(
 ) -> dict[str, BackendSpec]:
     """Return the backend ``server`` and those with names of their own, with the run's options preset.
 
-    Args:
-        servers: URLs of running servers and commands that start some, by name of the backend.
-        timeout_s: Value of ``--energy-timeout`` (seconds).
-        key_env: Environment variable with their API key.
+    ``servers`` are URLs and commands by the name of the backend, ``timeout_s`` is ``--energy-timeout``.
     """
     specs = {}
     for name, target in {SPEC.name: "", **servers}.items():

@@ -347,12 +347,7 @@ def check_lengths(
 ) -> None:
     """Check that a prompt and an answer have the length that was asked for.
 
-    Args:
-        answer: The answer.
-        name: Name of the request, for messages.
-        asked: Most tokens that it may have.
-        input_tokens: Tokens of the prompt; None if that is not known ahead.
-        is_full_length: Whether it must have as many tokens as were asked for.
+    ``input_tokens`` is None for a text. An answer may be shorter unless ``is_full_length``.
     """
     produced, counted = answer.request.output_tokens, answer.request.input_tokens
     fault = None

@@ -41,7 +41,6 @@ class Stream:
         status: Status of the answer; 0 without one.
         broke: Why it broke off; None if it did not.
         media: Its content type.
-        location: Where a redirection points to.
     """
 
     sent_ns: int = 0

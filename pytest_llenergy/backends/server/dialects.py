@@ -48,11 +48,9 @@ class Dialect:
         always: Fields of every request.
         cache: Fields that allow or forbid keeping prefixes.
         stops: Whether ``stop_token_ids`` is supported.
-        takes_top_k: Whether ``top_k`` is supported.
         refuses_long: Whether the server refuses prompts that are too long, which others cut.
-        version: Path and field of the server's version.
         count_tokens: Asks the server for the tokens of a text or chat message; None if it does not tell.
-        weights: Path and field of the types of the model's weights.
+        version, weights: Path and field of the server's version, and of the types of the model's weights.
     """
 
     name: str

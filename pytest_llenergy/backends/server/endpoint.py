@@ -51,10 +51,9 @@ CheckAlive = Callable[..., None]
 
 @dataclass
 class Exchange:
-    """A request and its stream.
+    """A request and its stream, with the tokens that were asked for.
 
     Attributes:
-        output_tokens: Tokens that were asked for.
         input_tokens: Tokens that the prompt must have; None if that is not known ahead.
         due_ns: When it was to be sent; None in a closed loop and for follow-ups.
         ready_ns: When the client was able to send it, but for the limit on requests in flight.
@@ -78,8 +77,6 @@ class Endpoint:
     """A server that answers.
 
     Attributes:
-        model: Name of the model in its API.
-        offered: The endpoints that it has.
         ready: A path that it answers at once.
         flags: What a reader must know of every measurement with this server.
         idle: Whether it still works on requests of a load that ended early.
@@ -140,17 +137,10 @@ class Endpoint:
         *,
         search_rate: float | None = None,
     ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
-        """Read the streams, after measured time: a check whether the server has died takes a second.
+        """Return the exchanges with an answer, and the messages of the failed ones, out of ``asked``.
 
-        Args:
-            exchanges: What was sent.
-            params: Parameters of the call.
-            asked: Number of requests to send, of which failures may have prevented some.
-            search_rate: Request rate of a load of a search, where failures are a sign of too high a load;
-                None elsewhere.
-
-        Returns:
-            The exchanges with an answer, and the messages of the failed ones.
+        After measured time: a check whether the server has died takes a second. ``search_rate`` is the rate
+        of a load of a search, where failures are a sign of too high a load, unless they happen at any.
         """
         self._check_broken(exchanges, asked)
         answered: list[tuple[Exchange, Answer]] = []

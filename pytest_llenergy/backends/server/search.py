@@ -25,16 +25,10 @@ IDLE_TIMES, IDLE_S, STEADY_SHARE = 1.5, 0.05, 0.8
 
 @dataclass
 class MissCounter:
-    """Counts the requests of a load that have missed the SLO while it runs.
+    """Counts the requests of a load that have missed the SLO while it runs; ``allowed`` may.
 
     It never overcounts: a first token does not arrive before the first byte, and a request with an answer is
     late only if a token was, since servers may end a stream long after its last one.
-
-    Attributes:
-        slo: The limits.
-        allowed: Requests that may miss it.
-        sent: Requests sent so far.
-        missed: Requests that have missed it, as of the last look.
     """
 
     slo: Slo

@@ -62,10 +62,7 @@ def check_degrees(config: Any, degrees: Parallel, label: str) -> None:
 
 @contextmanager
 def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
-    """Make ``from_pretrained(distributed_config=...)`` shard over the ranks of this replica, within a
-    ``with`` block.
-
-    Yields the configuration to pass. All ranks must enter together, since they form process groups.
+    """Make ``from_pretrained(distributed_config=...)`` shard over the ranks of this replica, which enter it.
 
     By default transformers takes the accelerator that torch was *built* for, numbered ``LOCAL_RANK``, and the
     whole world as one replica, or wraps replicas in FSDP. Here a rank sees only device 0, or none although
