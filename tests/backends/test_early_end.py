@@ -239,21 +239,3 @@ def test_a_server_that_refuses_even_single_requests_is_an_error(
         orders.write_text("exit")
         with pytest.raises(ServerError, match="status 3"):
             run(load)
-
-
-def test_a_warm_up_does_not_end_early(backend: ServerBackend) -> None:
-    """A cold server would otherwise get the rest of its warm-up in the first round."""
-    load = job(backend, 400.0, 100, {"ttft": 0.01}, allowed=0, warmups=1)
-    (warmup, _), (first, _) = run(load), run(load)
-    assert (len(warmup.exchanges), warmup.ended) == (32, None)
-    assert first.ended is not None
-    # Let later tests find it idle.
-    run(job(backend, 20.0, 2, {"ttft": 5}))
-
-
-@pytest.mark.parametrize("value", [None, {"allowed": 1}])
-def test_tests_cannot_ask_for_an_early_end(value: object) -> None:
-    with pytest.raises(BackendError, match="unknown argument probe") as caught:
-        ServeParams.parse({"request_rate": 1.0, "probe": value})
-    assert "probe" not in str(caught.value).partition("known:")[2]
-    assert "probe" not in ServeParams(request_rate=1.0).primitives()

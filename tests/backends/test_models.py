@@ -113,10 +113,3 @@ class TestModelNames:
     def test_a_name_that_fits_no_kind_is_refused(self, spec: str) -> None:
         with pytest.raises(ModelError, match="no such file or directory, and not a hub id"):
             resolve_model(spec)
-
-    def test_a_file_or_directory_of_another_format_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "model.bin").touch()
-        with pytest.raises(ModelError, match=r"a file must end in \.gguf"):
-            resolve_model(str(tmp_path / "model.bin"))
-        with pytest.raises(ModelError, match=r"holds neither config\.json nor openvino_model\.xml"):
-            resolve_model(str(tmp_path))

@@ -88,12 +88,6 @@ def records_of(quick: pytest.Pytester, read_report: Read, **outcome: int) -> dic
     }
 
 
-def test_a_generation_is_recorded(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(test_text=TEXT)
-    found = records_of(quick, read_report, passed=3, skipped=2)
-    check_generation(found["generate"])
-
-
 @pytest.mark.slow
 def test_every_kind_of_work_is_recorded(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(test_others=OTHERS, test_embedding=EMBEDDING)

@@ -114,11 +114,6 @@ def test_only_values_with_an_effect_are_recorded() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_beams": 0}, "generate: num_beams is 0, needs int >= 1"),
-        (
-            {"repetition_penalty": 0},
-            "generate: repetition_penalty is 0, needs float > 0.0",
-        ),
         ({"presence_penalty": 3}, "generate: presence_penalty is 3, needs float <= 2.0"),
         (
             {"min_p": 0.1},

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ..nvml_sim.boards import MigInstance
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.shapes import Burst
 from ..nvml_sim.world import Board, World
@@ -222,11 +221,3 @@ def test_degrees_and_hosts_of_a_server_are_refused(suite: pytest.Pytester, world
     text = " ".join(result.stdout.str().split())
     assert "server does not offer tensor parallelism; backends that do: transformers, vllm" in text
     assert "does not offer one model over several hosts (it needs 4 devices, and a host has 2)" in text
-
-
-def test_one_server_does_not_get_several_instances(suite: pytest.Pytester, world: World) -> None:
-    world.update(1, mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")))
-    suite.makepyfile(TEST.format(gpus=2))
-    result = run(suite, f"--energy-server={sharded('{gpus}')}", "--energy-gpus=MIG-a,MIG-b")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["PlanError: one process sees one MIG instance and the lease has 2 for a *"])

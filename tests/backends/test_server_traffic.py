@@ -75,11 +75,6 @@ class TestLengths:
             "1 request failed, max_failures is 0"
         )
 
-    def test_output_lengths_follow_recorded_answers(self) -> None:
-        with loaded() as backend:
-            made = served(backend, [Request(prompt="hello", answer="six ch")], concurrency=1, ignore_eos=True)
-        assert counts(made) == [(5, 6)]
-
 
 class TestChat:
     def test_a_conversation_sends_the_answers_before(self) -> None:
@@ -146,19 +141,6 @@ class TestPace:
         assert found is not None, flag.detail
         assert 0.4 <= float(found[1]) <= waits_s[2] * 1.05
         assert "latencies, and an SLO, count from sending" in flag.detail
-
-    def test_times_of_requests_are_kept_unless_the_test_gives_others(self) -> None:
-        timed = [Request(prompt="a", at_s=0.0), Request(prompt="b", at_s=1.5)]
-        by_default = ServeParams.parse(complete_arguments("serve", timed, {}))
-        assert by_default.offsets_s() == (0.0, 1.5)
-        capped = ServeParams.parse(
-            complete_arguments("serve", timed, {"arrivals": "trace", "concurrency": 1})
-        )
-        assert (capped.offsets_s(), capped.slots) == ((0.0, 1.5), None)
-        closed = ServeParams.parse(complete_arguments("serve", timed, {"concurrency": 1}))
-        assert (closed.offsets_s(), closed.slots, closed.requests) == ((), 1, 2)
-        rated = ServeParams.parse(complete_arguments("serve", timed, {"request_rate": 2.0}))
-        assert rated.offsets_s() == pytest.approx((0.0, 0.5))
 
 
 class TestFailures:

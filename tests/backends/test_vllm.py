@@ -205,14 +205,6 @@ class TestTwoHosts:
 
 
 @needs_vllm
-def test_the_default_model_is_converted_from_its_gguf_file() -> None:
-    with LoadedRanks(SPEC, model=None, compile=False, max_model_len=256) as ranks:
-        generation, _ = ranks.generate(["The capital of France is"], ignore_eos=False)
-    assert "Paris" in generation.texts[0]
-    assert (ranks.info.model, ranks.info.dtype) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "bfloat16")
-
-
-@needs_vllm
 class TestRefusals:
     def test_pipeline_parallelism_on_the_cpu_is_refused(self) -> None:
         assert refusal(BackendError, degrees=Parallel(pipeline=2)) == (
@@ -258,13 +250,6 @@ class TestOptions:
         assert (again.cached_tokens or 0) >= 128
         assert first.flags == ()
         assert [flag.name for flag in second.flags] == ["prefix-cache"]
-
-    def test_a_prompt_is_prefilled_in_chunks(self, alone: LoadedRanks) -> None:
-        expected = alone.generate(["z" * 300])[0].token_ids
-        with LoadedRanks(SPEC, chunked_prefill=128, **EAGER) as ranks:
-            options = ranks.info.options
-            assert (options["chunked_prefill"], options["max_num_batched_tokens"]) == (True, 128)
-            assert ranks.generate(["z" * 300])[0].token_ids == expected
 
     def test_penalties_give_the_tokens_of_transformers(self, alone: LoadedRanks) -> None:
         with LoadedRanks(dtype="float32") as reference:

@@ -98,22 +98,6 @@ def names(timeline: Timeline) -> list[str]:
     return [flag.name for flag in timeline.flags]
 
 
-def test_hits_in_the_prefix_cache_are_told(plain: LoadedRanks) -> None:
-    """By default vLLM keeps prefixes. Their hits make a round invalid, unless the test allows them."""
-    plain.close()
-    asked = {"max_new_tokens": 1, "concurrency": 1, "num_requests": 1}
-    with LoadedRanks(server.SPEC, TINY, command=vllm_serve(), timeout_s=TIMEOUT_S) as ranks:
-        serve(ranks, ["y" * 300], **asked)
-        made, timeline = serve(ranks, ["y" * 300], **asked)
-        allowed, without = serve(ranks, ["y" * 300], prefix_cache=True, **asked)
-        ranks.close()
-    assert (made.cached_tokens or 0) >= 128
-    assert names(timeline) == ["prefix-cache", "short-load"]
-    assert timeline.flags[0].severity == "invalid"
-    assert (allowed.cached_tokens or 0) >= 128
-    assert names(without) == ["short-load"]
-
-
 @pytest.fixture(scope="module")
 def chats() -> Iterator[ServerBackend]:
     """A server with its prefix cache, in this process, so that texts can be read."""
@@ -168,14 +152,6 @@ class TestChat:
         assert plain.token_ids[0] == made.token_ids[0]
         assert plain.token_ids[1][:5] == made.token_ids[1]
         assert made.texts[0] == tokenizer.decode(made.token_ids[0])
-
-    def test_every_token_has_its_time(self, chats: ServerBackend) -> None:
-        first, then = chat(chats, [self.TALK]).requests
-        for each in (first, then):
-            assert len(each.token_ns) == each.output_tokens
-            assert each.start_ns is not None
-            assert each.start_ns < each.token_ns[0] <= each.token_ns[-1] == each.last_token_ns
-        assert (then.start_ns or 0) > (first.last_token_ns or 0)
 
     def test_a_follow_up_finds_its_history_in_the_cache(self, chats: ServerBackend) -> None:
         """vLLM keeps whole blocks of tokens."""
