@@ -192,6 +192,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """Number of output tokens of all sequences."""
         return sum(request.output_tokens for request in self.requests)
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens found in a prefix cache and not computed; None if unknown."""
+        known = [each.cached_tokens for each in self.requests if each.cached_tokens is not None]
+        return sum(known) if len(known) == len(self.requests) else None
+
     @staticmethod
     def merge(parts: Sequence[Generation]) -> Generation:
         """Join the ranks' results for consecutive parts of a batch."""
@@ -353,18 +359,7 @@ class ServeParams(GenerationParams, frozen=True):
         return (0.0, *(each * scale for each in accumulate(gaps)))
 
 
-class ServedGeneration(Generation, frozen=True, kw_only=True):
-    """A batch that a server generated.
-
-    Attributes:
-        token_ids: Empty if the server does not return them.
-        cached_tokens: Prompt tokens found in the server's prefix cache and not computed; None if unknown.
-    """
-
-    cached_tokens: int | None = None
-
-
-class ServedLoad(ServedGeneration, frozen=True, kw_only=True):
+class ServedLoad(Generation, frozen=True, kw_only=True):
     """Result of ``serve``: one entry per request, in the order of their send times.
 
     Attributes:

@@ -22,8 +22,8 @@ from pytest_llenergy.backends.server.settings import (
     parse_local_url,
 )
 from pytest_llenergy.backends.tasks import (
+    Generation,
     GenerationParams,
-    ServedGeneration,
     ServedLoad,
     ServeParams,
 )
@@ -36,7 +36,7 @@ pytest.importorskip("aiohttp")
 Read = Callable[..., dict[str, Any]]
 
 
-def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> ServedGeneration:
+def generated(backend: ServerBackend, prompts: list[str], **params: Any) -> Generation:
     job = backend.prepare(prompts, GenerationParams.parse(params))
     job.before_round()
     return job.result(job.run())

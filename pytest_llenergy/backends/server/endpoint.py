@@ -207,12 +207,6 @@ def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Fl
     return flags
 
 
-def sum_cached_tokens(answers: Sequence[Answer]) -> int | None:
-    """Return the prompt tokens that were not computed; None if an answer has no count."""
-    known = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
-    return sum(known) if len(known) == len(answers) else None
-
-
 def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAlive, named: str) -> str:
     """Wait until the server is ready; one that was already running must be so at once.
 

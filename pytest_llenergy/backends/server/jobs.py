@@ -20,13 +20,12 @@ from pytest_llenergy.backends.server.endpoint import (
     Endpoint,
     Exchange,
     answer_flags,
-    sum_cached_tokens,
 )
 from pytest_llenergy.backends.server.search import MissCounter, end_flag
 from pytest_llenergy.backends.tasks import (
     DEFAULT_REQUESTS,
+    Generation,
     GenerationParams,
-    ServedGeneration,
     ServedLoad,
     ServeParams,
 )
@@ -59,16 +58,15 @@ class BatchJob:
         tokens = self.params.max_new_tokens
         return [Exchange(stream, tokens, talk=number) for number, stream in enumerate(streams)]
 
-    def result(self, outcome: list[Exchange]) -> ServedGeneration:
+    def result(self, outcome: list[Exchange]) -> Generation:
         answered, failures = self.endpoint.read_answers(outcome, self.params, len(outcome))
         if failures:
             raise BackendError(failures[0])
         answers = [answer for _, answer in answered]
-        return ServedGeneration(
+        return Generation(
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
             requests=[answer.request for answer in answers],
-            cached_tokens=sum_cached_tokens(answers),
             flags=[*self.endpoint.flags, *answer_flags(answers)],
         )
 
@@ -270,7 +268,6 @@ class LoadJob:
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
             requests=requests,
-            cached_tokens=sum_cached_tokens(answers),
             exact=all(answer.exact for answer in answers),
             spans=spans,
             failures=failures,
