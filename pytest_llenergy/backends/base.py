@@ -151,10 +151,7 @@ class RankContext:
 
     def _find_master(self) -> tuple[str, int]:
         if self.master is None:
-            raise BackendError(
-                "this rank has no address of other hosts, since its model is on one host (nodes is 1): "
-                "the backend chooses where its processes meet"
-            )
+            raise BackendError("this rank has no address of other hosts, since its model is on one host")
         return self.master
 
 

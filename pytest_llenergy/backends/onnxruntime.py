@@ -249,10 +249,7 @@ class OnnxRuntimeBackend:
     def _check_batch(self, rows: list[list[int]], ends: frozenset[int], params: GenerationParams) -> None:
         """Raise ``BackendError`` for batches that would be computed wrongly."""
         if any(self._pad in row for row in rows) or self._pad in ends:
-            raise BackendError(
-                f"onnxruntime: token {self._pad} pads the rows of a batch and cannot be in a prompt or be a "
-                "stop token"
-            )
+            raise BackendError(f"onnxruntime: token {self._pad} pads batches, and cannot be in one or end it")
         lengths = [len(row) for row in rows]
         if self._takes_positions and len(set(lengths)) > 1:
             raise BackendError(
@@ -307,10 +304,7 @@ def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
         unknown = [name for name in session if not hasattr(onnxruntime.SessionOptions, name)]
         if unknown:
-            raise BackendError(
-                f"onnxruntime: onnxruntime.SessionOptions has no option {', '.join(unknown)}; see its "
-                "documentation"
-            )
+            raise BackendError(f"onnxruntime: SessionOptions has no option {', '.join(unknown)}")
     return session
 
 

@@ -129,7 +129,7 @@ class TestFaults:
             ([{"input_length": 1.5}], "line 1: Expected `int | null`, got `float` - at `input_tokens`"),
             (
                 [{"input_length": 10, "hash_ids": [1, 2]}],
-                "line 1: 2 hash_ids of 512 tokens are more than the",
+                "line 1: 2 hash_ids of 512 tokens exceed the",
             ),
             ([{"prompt": "a", "timestamp": 5}, {"prompt": "a"}], "request 2 has no timestamp, and others"),
             (

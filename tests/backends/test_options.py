@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
         onnxruntime.SPEC,
         TINY,
         [
-            ({"enable_mem_patern": True}, "has no option enable_mem_patern; see its documentation"),
+            ({"enable_mem_patern": True}, "SessionOptions has no option enable_mem_patern"),
             ({"intra_op_num_threads": 2}, "not available: set OMP_NUM_THREADS"),
             ({"dtype": "bfloat16"}, "dtype is 'bfloat16', and random:llama-tiny runs with weights float32"),
         ],
@@ -132,8 +132,8 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
     ],
     "onnxruntime": [
         ({}, ["abc", ""], {}, "onnxruntime: a prompt has no tokens"),
-        ({}, ["abc<pad>"], {}, "token 0 pads the rows of a batch"),
-        ({}, ["abc"], {"stop_token_ids": [0]}, "cannot be in a prompt or be a stop token"),
+        ({}, ["abc<pad>"], {}, "token 0 pads batches"),
+        ({}, ["abc"], {"stop_token_ids": [0]}, "cannot be in one or end it"),
         ({}, ["abc"], {"max_new_tokens": 4096}, "are 4099 tokens; the model has room for 4096"),
     ],
     "llama-cpp": [

@@ -122,7 +122,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({"do_sample": True, "top_k": 3}, "top_k, which is 3"),
+            ({"do_sample": True, "top_k": 3}, "top_k; "),
             ({"stop_token_ids": [3]}, "stop_token_ids; "),
         ],
     )

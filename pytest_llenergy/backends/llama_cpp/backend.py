@@ -152,10 +152,7 @@ class LlamaCppBackend:
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> LlamaCppJob:
         if params.stop_token_ids:
-            raise BackendError(
-                "llama-cpp: stop_token_ids are not supported: the server stops at texts, not at tokens; "
-                "leave them out, or use another backend"
-            )
+            raise BackendError("llama-cpp: stop_token_ids are not supported: its server stops at texts")
         if params.seed >= SEED_LIMIT:
             raise BackendError(f"llama-cpp: seed is {params.seed}, needs less than 2**32 - 1")
         rows = encode_prompts("llama-cpp", self._tokens, prompts)

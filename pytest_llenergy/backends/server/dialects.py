@@ -121,10 +121,7 @@ class Encoder:
                 f"server: {dialect.name} servers do not support stop_token_ids; leave them out"
             )
         if params.do_sample and not dialect.takes_top_k:
-            raise BackendError(
-                f"server: {dialect.name} servers do not support top_k, which is {params.top_k}; "
-                "use do_sample=False"
-            )
+            raise BackendError(f"server: {dialect.name} servers do not support top_k; use do_sample=False")
         self.path = PATHS[endpoint]
         self._is_chat = endpoint == "chat"
         self._max_new_tokens = params.max_new_tokens

@@ -77,10 +77,7 @@ def read_mooncake(row: Mapping[str, Any], block_tokens: int) -> Row:
     tokens, ids = read.get("input_tokens"), row.get("hash_ids") or []
     if isinstance(tokens, int) and isinstance(ids, list):
         if (len(ids) - 1) * block_tokens >= tokens:
-            raise LLEnergyError(
-                f"{len(ids)} hash_ids of {block_tokens} tokens are more than the prompt's {tokens}; see "
-                "block_tokens"
-            )
+            raise LLEnergyError(f"{len(ids)} hash_ids of {block_tokens} tokens exceed the prompt's {tokens}")
         starts = [n * block_tokens for n in range(len(ids))]
         read["blocks"] = [
             [f"hash/{each}", min(block_tokens, tokens - start)]

@@ -97,10 +97,7 @@ class Writer:
     def _draft(self, blocks: Sequence[tuple[str, int]]) -> str:
         total = sum(tokens for _, tokens in blocks)
         if total < self._first:
-            raise BackendError(
-                f"{self._backend}: a prompt of {total} tokens: one word has {self._first}, with what is "
-                "added to every prompt"
-            )
+            raise BackendError(f"{self._backend}: a prompt of {total} tokens: one word has {self._first}")
         words: list[str] = []
         for (name, _), end in zip(blocks, accumulate(tokens for _, tokens in blocks), strict=True):
             size = max(0, (end - self._first) // self._each + 1)

@@ -22,16 +22,10 @@ def verify_placement(model: Any, n: int) -> dict[str, str]:
     layout = "; ".join(
         f"{name}: {device}" for name, device in (getattr(model, "hf_device_map", None) or {}).items()
     )
-    away = [device for device in devices if not device.startswith("cuda")]
-    if away:
+    if len(devices) != n or not all(device.startswith("cuda") for device in devices):
         raise BackendError(
-            f"transformers: placement={n} left parameters on {', '.join(away)} (meta is on disk or in the "
-            f"host's memory): {layout}; the model needs more or larger GPUs"
-        )
-    if len(devices) != n:
-        raise BackendError(
-            f"transformers: placement={n} was requested, but the layers are on {len(devices)} of the "
-            f"devices: {layout}; a model with so few layers needs no more"
+            f"transformers: placement={n} was requested, but the layers are on {', '.join(devices)} (meta is "
+            f"on disk or in the host's memory): {layout}; the model needs other GPUs"
         )
     return {"device_map": DEVICE_MAP, "hf_device_map": layout}
 

@@ -170,10 +170,7 @@ class VllmBackend:
             _check_devices([device for *_, device in workers], context.devices)
         self._reuses = bool(options.get("prefix_cache"))
         if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
-            raise BackendError(
-                f"vllm: its prefix cache is {'off' if self._reuses else 'on'} although this adapter has "
-                f"switched it {'on' if self._reuses else 'off'}"
-            )
+            raise BackendError(f"vllm: its prefix cache is not {'on' if self._reuses else 'off'}")
         self._lora = _lora_request(options.get("lora"))
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
