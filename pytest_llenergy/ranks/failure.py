@@ -78,46 +78,42 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def raise_hang(silent: Sequence[RankPlan], world_size: int, timeout_s: float, outputs: Outputs) -> NoReturn:
+def raise_hang(silent: Sequence[RankPlan], timeout_s: float, outputs: Outputs) -> NoReturn:
     """Raise ``WorkerError`` for ranks that did not answer in time. ``outputs`` end with stacks of threads."""
-    names = ", ".join(f"{_name_rank(plan, world_size)} ({plan.device})" for plan in silent)
-    raise WorkerError(
-        f"{names} did not answer within {timeout_s:g} s; the ranks were ended", sections=_sections(outputs)
-    )
+    names = ", ".join(f"{plan.name} ({plan.device})" for plan in silent)
+    message = f"{names} did not answer within {timeout_s:g} s; the ranks were ended"
+    raise WorkerError(message, sections=_sections(outputs))
 
 
-def raise_first_cause(failures: Sequence[Failure], world_size: int, outputs: Outputs) -> NoReturn:
+def raise_first_cause(failures: Sequence[Failure], outputs: Outputs) -> NoReturn:
     """Raise the error that caused the others, with one line about these at its end.
 
     A rank in a collective often reports a lost peer before the end of that peer is detected, so such echoes
     come last. Errors precede outcomes of pytest: if one rank skips and another fails, the test has failed.
 
-    Raises:
-        OutcomeInRank: The first cause is a skip, an xfail or the end of the run.
-        LLEnergyError: The first cause is an error of this package, whose message suffices.
-        WorkerError: The first cause is any other error, or the death of a rank.
+    An error of this package keeps its class, and its message suffices; all others are ``WorkerError``.
     """
     first = min(failures, key=lambda each: (each.is_outcome, each.is_echo, each.report["time_ns"]))
-    report = first.report
+    report, plan = first.report, first.plan
     if first.is_outcome:
         raise OutcomeInRank(report["outcome"], report["reason"], report["exit_code"])
     if report.get("host_lost") is not None:
         # One error for all of its ranks.
         there = [each.plan.rank for each in failures if each.report.get("host_lost")]
         ranks = f"{'rank' if len(there) == 1 else 'ranks'} {', '.join(map(str, sorted(there)))}"
-        message = f"{report['host_lost']}; {ranks} of {world_size} ended with it"
+        message = f"{report['host_lost']}; {ranks} of {plan.world_size} ended with it"
         raise WorkerError(message, sections=_sections(outputs))
-    where = f"{_name_rank(first.plan, world_size)} ({first.plan.device}, pid {first.pid})"
+    where = f"{plan.name} ({plan.device}, pid {first.pid})"
     own_class = getattr(errors, report.get("error_class") or "", None)
     if own_class is not None and not issubclass(own_class, WorkerError):
-        if world_size == 1:
-            where = "" if first.plan.host == LOCALHOST else first.plan.host
+        if plan.world_size == 1:
+            where = "" if plan.host == LOCALHOST else plan.host
         error = own_class(f"{where}: {report['reason']}" if where else report["reason"])
         if isinstance(error, errors.ServerError):
             error.sections = _sections(outputs)
         raise error
     # The output of the failed rank comes first.
-    ordered = sorted(outputs, key=lambda output: output[0].rank != first.plan.rank)
+    ordered = sorted(outputs, key=lambda output: output[0].rank != plan.rank)
     details = [report.get("traceback", "").rstrip()]
     for each in failures:
         if each is not first and not each.is_echo:
@@ -126,12 +122,6 @@ def raise_first_cause(failures: Sequence[Failure], world_size: int, outputs: Out
     raise WorkerError(
         f"{where}: {report['message']}", "\n\n".join(filter(None, details)), sections=_sections(ordered)
     )
-
-
-def _name_rank(plan: RankPlan, world_size: int) -> str:
-    """Return the number of a rank, and its host if that is not pytest's."""
-    host = "" if plan.host == LOCALHOST else f" on {plan.host}"
-    return f"rank {plan.rank} of {world_size}{host}"
 
 
 def _sections(outputs: Outputs) -> tuple[tuple[str, str], ...]:

@@ -233,8 +233,8 @@ class RankGroup:
         if silent or failures:
             outputs = [(rank.plan, rank.tail()) for rank in self._ranks]
             if failures:
-                failure.raise_first_cause(failures, len(self._ranks), outputs)
-            failure.raise_hang(silent, len(self._ranks), timeout_s or 0.0, outputs)
+                failure.raise_first_cause(failures, outputs)
+            failure.raise_hang(silent, timeout_s or 0.0, outputs)
         return [answers[rank.plan.rank] for rank in self._ranks]
 
 

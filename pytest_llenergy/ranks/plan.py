@@ -59,6 +59,12 @@ class RankPlan:
         """The devices of the rank, as messages and records show them."""
         return ",".join(self.devices)
 
+    @property
+    def name(self) -> str:
+        """Its number, and its host if that is not pytest's, as messages show them."""
+        host = "" if self.host == LOCALHOST else f" on {self.host}"
+        return f"rank {self.rank} of {self.world_size}{host}"
+
     def environment(self) -> dict[str, str]:
         """Return the variables that the rank sets before anything else can be imported."""
         on_cpu = self.devices == (CPU,)

@@ -14,6 +14,7 @@ import cloudpickle
 import msgspec
 import pytest
 
+import pytest_llenergy
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.devices.lease import Lease
@@ -92,34 +93,18 @@ def pool() -> Iterator[RankPool]:
     pool.close()
 
 
-class TestRanks:
-    @pytest.fixture
-    def found(self, pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-        monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
-        load = Load(spec(other), ModelSource("directory", "/m"), {})
-        _, info = pool.get_loaded(plan(other), load)
-        return info.options
-
-    def test_ranks_find_packages_of_their_environment_and_this_package(
-        self, found: dict[str, Any], other: Path
-    ) -> None:
-        import pytest_llenergy
-
-        ours = str(Path(pytest_llenergy.__file__).resolve().parent)
-        assert found["python"] == str(other)
-        assert found["here"] == f"toy_backend,{ours}"
-        assert found["searches"] == "None"
-        assert found["path"].split(":")[0] == str(other.parent)
-
-    def test_processes_of_ranks_find_the_same_packages(self, found: dict[str, Any]) -> None:
-        assert found["below"] == found["here"]
-
-
-def test_another_interpreter_has_other_ranks(pool: RankPool, other: Path) -> None:
-    ours = pool.get_ranks(plan(None)).ranks[0].pid
-    theirs = pool.get_ranks(plan(other)).ranks[0].pid
-    assert theirs == pool.get_ranks(plan(other)).ranks[0].pid != ours
-    assert plan(other) != plan(None)
+def test_ranks_and_their_processes_find_packages_of_their_environment_and_this_package(
+    pool: RankPool, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", sysconfig.get_path("purelib"))
+    group, info = pool.get_loaded(plan(other), Load(spec(other), ModelSource("directory", "/m"), {}))
+    found: dict[str, Any] = info.options
+    ours = str(Path(pytest_llenergy.__file__).resolve().parent)
+    assert found["python"] == str(other)
+    assert found["here"] == found["below"] == f"toy_backend,{ours}"
+    assert found["searches"] == "None"
+    assert found["path"].split(":")[0] == str(other.parent)
+    assert pool.get_ranks(plan(None)).ranks[0].pid != group.ranks[0].pid
 
 
 class TestWhatIsMissing:

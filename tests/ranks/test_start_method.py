@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,6 @@ def test_ranks_never_descend_from_pytest_by_fork(host: LocalHost, monkeypatch: p
 
 
 class TestForks:
-    @pytest.fixture
-    def host(self, mark: str) -> Iterator[LocalHost]:
-        host = LocalHost("forkserver")
-        yield host
-        host.close()
-
     def test_forks_have_preloaded_modules_and_sessions_of_their_own(self, host: LocalHost) -> None:
         ranks = start(host, capabilities=Capabilities(data=True, preload=("this",)))
 
