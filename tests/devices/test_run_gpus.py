@@ -133,34 +133,6 @@ def test_a_board_without_readings_gives_a_reason_instead_of_energy(
     assert record["status"] == "invalid"
     assert record["rounds"][0]["energy_j"] is None
     assert "reports neither energy nor power" in record["reason"]
-    required = run(suite, "--energy-require=measured")
-    required.assert_outcomes(failed=1)
-    required.stdout.fnmatch_lines(
-        ["MeterError: no meter that measures (--energy-require=measured) for GPUs *"]
-    )
-
-
-def test_a_leased_instance_excludes_a_lease_of_its_whole_board(
-    suite: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A MIG instance is a GPU for its rank, but its energy is that of the whole board."""
-    world.update(1, mig_enabled=True, mig_instances=(MigInstance("MIG-a"), MigInstance("MIG-b")))
-    suite.makepyfile(
-        f"""
-        import pytest
-        from tests.devices.lockers import lockers
-        @pytest.mark.gpus(1)
-        def test_it(gpus):
-            assert gpus.devices == ("MIG-a",)
-            assert gpus.visible_devices == "MIG-a"
-            board = "{world.board(1).uuid}"
-            with lockers() as make:
-                assert "held by process" in make().refused(board)
-                assert set(make().take("MIG-b", (board, True), wait_s=0.0)) == {{"MIG-b", board}}
-        """
-    )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, os.environ.get("PYTHONPATH", "")))))
-    run(suite, "--energy-gpus=MIG-a").assert_outcomes(passed=1)
 
 
 def test_a_backend_without_gpu_support_is_skipped_instead_of_run_on_the_cpu(

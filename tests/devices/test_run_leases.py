@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases of tests: under xdist, and while other processes hold devices."""
+"""Leases of tests under xdist, under llenergy ab, and without their files."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,6 @@ import pytest
 
 from ..nvml_sim.fixtures import Give
 from ..nvml_sim.world import Board, World
-from .lockers import MakeLocker, lockers
-
-
-@pytest.fixture
-def make() -> Iterator[MakeLocker]:
-    with lockers() as made:
-        yield made
 
 
 @pytest.fixture
@@ -31,46 +24,21 @@ def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *args)
 
 
-def spans(pytester: pytest.Pytester, *args: str, together: bool = False) -> list[list[float]]:
-    """Return start and end of two sleeping tests: one on a GPU, one as selected by ``args``.
-
-    With ``together``, each goes on until the other has started, whenever the busy machine starts that.
-    """
+def test_a_meter_of_the_whole_host_runs_gpu_tests_one_by_one(pytester: pytest.Pytester, world: World) -> None:
     pytester.makepyfile(
-        f"""
+        """
         import json, pathlib, time, pytest
-        def sleep(name):
+        @pytest.mark.gpus(1)
+        @pytest.mark.parametrize("name", ["one", "two"])
+        def test_it(gpus, name):
             start = time.monotonic()
-            pathlib.Path(name + ".begun").touch()
             time.sleep(0.6)
-            while {together} and len([*pathlib.Path().glob("*.begun")]) < 2:
-                assert time.monotonic() < start + 60
-                time.sleep(0.01)
             pathlib.Path(name).write_text(json.dumps([start, time.monotonic()]))
-        @pytest.mark.gpus(1)
-        def test_gpu(gpus):
-            sleep("one")
-        def test_cpu(gpus):
-            sleep("two")
-        @pytest.mark.gpus(1)
-        def test_other_gpu(gpus):
-            sleep("two")
         """
     )
-    run(pytester, "-n2", *args).assert_outcomes(passed=2)
-    return sorted(json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
-
-
-def test_tests_of_gpus_run_concurrently(pytester: pytest.Pytester, world: World) -> None:
-    (_, end_s), (start_s, _) = spans(pytester, "-k", "test_gpu or test_other_gpu", together=True)
-    assert start_s < end_s
-
-
-def test_a_meter_of_the_whole_host_runs_gpu_tests_one_by_one(pytester: pytest.Pytester, world: World) -> None:
-    (_, end_s), (start_s, _) = spans(
-        pytester, "-k", "test_gpu or test_other_gpu", "--energy-meter=nvml,command:yes 5"
-    )
-    assert start_s >= end_s
+    run(pytester, "-n2", "--energy-meter=nvml,command:yes 5").assert_outcomes(passed=2)
+    spans = sorted(json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
+    assert spans[1][0] >= spans[0][1]
 
 
 def test_a_lock_file_removed_during_a_test_is_flagged(
@@ -92,21 +60,6 @@ def test_a_lock_file_removed_during_a_test_is_flagged(
     run(pytester, "--energy-report").assert_outcomes(passed=2)
     flags = [{flag["name"] for flag in record["flags"]} for record in read_report()["records"]]
     assert ["lease-lost" in each for each in flags] == [False, True]
-
-
-def test_a_board_held_elsewhere_is_not_leased(
-    pytester: pytest.Pytester, world: World, make: MakeLocker
-) -> None:
-    make().take(world.board(0).uuid)
-    pytester.makepyfile(
-        f"""
-        import pytest
-        @pytest.mark.gpus(1)
-        def test_it(gpus):
-            assert (gpus.uuids, gpus.indices) == (("{world.board(1).uuid}",), (1,))
-        """
-    )
-    run(pytester).assert_outcomes(passed=1)
 
 
 def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(
