@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.ab.imports import list_own_modules
 from pytest_llenergy.ab.join import SideSessions, choose_anchor, list_excluded_rounds
 from pytest_llenergy.ab.measured_command import describe_startup, energy_per
-from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.session import Earlier, Watch, find_error_line, read_tail, run_session
-from pytest_llenergy.ab.sides import Prepared
+from pytest_llenergy.ab.session import Earlier, Turn, Watch, find_error_line, read_tail, run_session
+from pytest_llenergy.ab.sides import Prepared, check_imports, list_own_modules
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
@@ -30,25 +27,17 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import ComparedReports
 from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, SideName, Tool
-
-#: Most names of tests in one line.
-MAX_NAMES = 5
+from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, Session, SideName, Tool
+from pytest_llenergy.record.text import shorten
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Callbacks of a campaign.
+    """Callbacks of a campaign."""
 
-    Attributes:
-        say: Receives progress lines.
-        show: Receives the output of sessions, in place of lines on what they wait for.
-        choose: Called with the first report; returns the criteria for its machine.
-    """
-
-    say: Callable[[str], None]
-    show: Callable[[str], None] | None = None
-    choose: Callable[[Report], Sequence[Criterion]] | None = None
+    say: Callable[[str], None]  # receives progress lines
+    show: Callable[[str], None] | None = None  # receives the output of sessions
+    choose: Callable[[Report], Sequence[Criterion]] | None = None  # criteria for the machine of a report
 
 
 class Campaign:
@@ -61,8 +50,7 @@ class Campaign:
         self._state = state
         self._callbacks = callbacks
         self._gathered: dict[SideName, SideSessions] = {side: SideSessions(side) for side in SIDES}
-        self._failed: dict[SideName, Counter[str]] = {side: Counter() for side in SIDES}
-        self._order: list[SideSessions] = []
+        self._sessions: list[Session] = []
         #: Duration of each session, also of those that were finished before (seconds).
         self.durations_s: list[float] = []
         #: The stage at which each test was finished, by its common name.
@@ -72,11 +60,7 @@ class Campaign:
         self._stage = 1
 
     def run(self) -> PairedReport:
-        """Run the sessions that are still missing and compare.
-
-        Raises:
-            PlanError: If a session fails.
-        """
+        """Run the sessions that are still missing and compare."""
         schedule = self._plan.schedule
         for stage, count in enumerate(schedule.pairs, 1):
             self._stage = stage
@@ -86,11 +70,12 @@ class Campaign:
                 if done == count:
                     self._decide()
                 still = len(self._open_tests)
+                number = pair[1].number // 2
                 if any(measured):
                     tests = still + len(self._done)
                     what = f"{self._name}, pair" if self._name else "pair"
-                    line = schedule.describe_pair(pair[0].pair, self.durations_s, still, tests)
-                    self._callbacks.say(f"[{what} {pair[0].pair} of at most {sum(schedule.pairs)}] {line}")
+                    line = schedule.describe_pair(number, self.durations_s, still, tests)
+                    self._callbacks.say(f"[{what} {number} of at most {sum(schedule.pairs)}] {line}")
                 if not still:
                     return self._build_result()
         return self._build_result()
@@ -133,21 +118,22 @@ class Campaign:
         duration_s = self._state.load_duration(turn)
         found = duration_s is not None
         reports = self._state.load_reports(turn) if found else self._measure(turn)
-        gathered = self._gathered[turn.side]
-        gathered.add(turn.number, reports)
-        self._failed[turn.side].update(self._state.list_failed_tests(turn))
-        self._order += [gathered] * len(reports)
+        self._gathered[turn.side].add(turn.number, reports)
+        for run in (report.run for report in reports):
+            same = {name: getattr(run, name) for name in ("started_at", "finished_at", "exit_status")}
+            self._sessions.append(Session(side=turn.side, run_id=run.id, **same))
         if duration_s is not None:
             self.durations_s.append(duration_s)
-        if turn.number <= 2:
-            lists = [path for files in self._state.attempts(turn) for path in files.imports]
+        side = self._plan.sides[turn.side]
+        if turn.number <= 2 and self._plan.checks_imports(side):
+            attempts = self._state.attempts(turn)
             try:
-                self._plan.check_after(self._plan.sides[turn.side], lists)
+                check_imports(side, [path for each in attempts for path in each.directory.glob("modules-*")])
             except PlanError:
                 # The session measured the wrong code.
                 self._state.discard(turn)
                 raise
-        if reports and len(self._order) == len(reports) and self._callbacks.choose is not None:
+        if reports and len(self._sessions) == len(reports) and self._callbacks.choose is not None:
             self._criteria = self._callbacks.choose(reports[0])
         return not found
 
@@ -258,13 +244,12 @@ class Campaign:
         compared = msgspec.structs.replace(
             compared, base=sides[0], head=sides[1], notes=[*compared.notes, *self._notes(base, head)]
         )
-        places = {side: iter(self._gathered[side].sessions) for side in SIDES}
         return PairedReport(
             schema_version=SCHEMA_VERSION,
             tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
             pairs=str(self._plan.schedule.stages),
             complete=True,
-            sessions=[next(places[gathered.side]) for gathered in self._order],
+            sessions=self._sessions,
             base=base,
             head=head,
             compared=compared,
@@ -275,7 +260,7 @@ class Campaign:
         if self._plan.by_options:
             unpaired = sorted(set(names["base"].values()) ^ set(names["head"].values()))
             if unpaired:
-                notes.append(f"no single test of the other side matches: {_list_names(unpaired)}")
+                notes.append(f"no single test of the other side matches: {shorten(', '.join(unpaired), 300)}")
         else:
             changed = [(old, new) for old, new in names["base"].items() if old != new]
             notes += [f"renamed, and compared: {old} -> {new}" for old, new in changed]
@@ -284,11 +269,6 @@ class Campaign:
                 reasons = list_excluded_rounds(record)
                 if reasons:
                     notes.append(f"{side}: {len(reasons)} rounds of {record.id} are excluded: {reasons[0]}")
-        for name, failed in self._failed.items():
-            count = len(self._gathered[name].sessions)
-            if failed:
-                listed = [f"{test} ({n} of {count})" for test, n in failed.items()]
-                notes.append(f"{name}: failed in sessions: {_list_names(listed)}")
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
         for record in list_over_budget(base, head):
@@ -296,8 +276,3 @@ class Campaign:
         if self._plan.sides["head"].measured is not None:
             notes += filter(None, [describe_startup(base.records[0], head.records[0])])
         return notes
-
-
-def _list_names(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return f"{', '.join(names[:MAX_NAMES])}{rest}"

@@ -18,15 +18,10 @@ from pytest_llenergy.errors import PlanError
 #: Value of ``--head`` for the working tree with its uncommitted changes.
 WORKING_TREE = "."
 
-#: Options that ``ab`` sets itself or that compare, with what to use instead.
-RESERVED_OPTIONS = {
-    "--energy-report": "ab writes the reports; -o FILE.json names the one of both sides",
-    "--energy-rounds": "use --pairs and --rounds-per-session of ab",
-    "--energy-save": "use -o FILE.json of ab",
-    "--energy-compare": "ab compares the two sides",
-    "--energy-fail-on": "use --fail-on or --metric of ab",
-    "--energy-inconclusive": "use --inconclusive of ab",
-}
+#: Options of pytest that ``ab`` sets itself, or that compare.
+RESERVED_OPTIONS = tuple(
+    f"--energy-{name}" for name in ("report", "rounds", "save", "compare", "fail-on", "inconclusive")
+)
 
 
 @dataclass(frozen=True)
@@ -61,11 +56,7 @@ class Request:
         return self.ab != (None, None) or (self.comparisons is not None and self.head is None)
 
     def with_both_sides(self) -> Request:
-        """Return the request with the sides of ``--aa``, which are both the head or the working tree.
-
-        Raises:
-            PlanError: If options contradict each other.
-        """
+        """Return the request with the sides of ``--aa``, which are both the head or the working tree."""
         request = self
         if self.comparisons is not None:
             if self.comparisons < 1:
@@ -99,11 +90,7 @@ class Command:
 
 
 def parse_commands(request: Request) -> tuple[Command, Command]:
-    """Return the commands of both sides.
-
-    Raises:
-        PlanError: If there is none, or it has an option that sessions cannot have.
-    """
+    """Return the commands of both sides."""
     words, (a, b) = tuple(request.command), request.ab
     if not words and (not a or not b):
         raise PlanError(
@@ -128,11 +115,7 @@ def parse_commands(request: Request) -> tuple[Command, Command]:
 
 
 def parse_pytest(words: tuple[str, ...], where: str = "") -> Command | None:
-    """Parse ``pytest …`` or ``python -m pytest …``; ``None`` if it is another command.
-
-    Raises:
-        PlanError: If it has an option that sessions cannot have. ``where`` names it in the message.
-    """
+    """Parse ``pytest …`` or ``python -m pytest …``; ``None`` if it is another command."""
     program, place = Path(words[0]).name, words.index("-m") if "-m" in words else len(words)
     if program in ("pytest", "py.test"):
         found = Command(words[1:], (sys.executable,))
@@ -146,9 +129,12 @@ def parse_pytest(words: tuple[str, ...], where: str = "") -> Command | None:
 
 
 def _check_options(args: Sequence[str], where: str) -> None:
-    for name, instead in RESERVED_OPTIONS.items():
-        if any(each == name or each.startswith(f"{name}=") for each in args):
-            raise PlanError(f"{where}{name} is not allowed in the pytest command: {instead}")
+    for name in (each.partition("=")[0] for each in args):
+        if name in RESERVED_OPTIONS:
+            instead = "-o, --pairs, --rounds-per-session, --fail-on and --inconclusive"
+            raise PlanError(
+                f"{where}{name} is not allowed in the pytest command; use {instead} of llenergy ab"
+            )
 
 
 def _split(text: str, name: str) -> tuple[str, ...]:

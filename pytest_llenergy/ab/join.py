@@ -14,7 +14,7 @@ from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop
 from pytest_llenergy.record.record import Flag, Record, Round, flag_kind
-from pytest_llenergy.record.report import Report, Session, SideName
+from pytest_llenergy.record.report import Report, SideName
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ class SideSessions:
 
     def __init__(self, side: SideName) -> None:
         self.side = side
-        self.sessions: list[Session] = []
         self.reports: list[Report] = []
         self.parts: dict[str, list[SessionRecord]] = {}
 
@@ -59,17 +58,7 @@ class SideSessions:
             for name, record in select_last_attempts(report.records, report.run.id).items():
                 if name not in found or not found[name].record.counts:
                     found[name] = SessionRecord(number, record, report.environment)
-            run = report.run
             self.reports.append(report)
-            self.sessions.append(
-                Session(
-                    side=self.side,
-                    run_id=run.id,
-                    started_at=run.started_at,
-                    finished_at=run.finished_at,
-                    exit_status=run.exit_status,
-                )
-            )
         for name, part in found.items():
             self.parts.setdefault(name, []).append(part)
 
@@ -180,11 +169,14 @@ def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
     for part in parts:
         for kind, flag in {flag_kind(flag): flag for flag in reversed(part.record.flags)}.items():
             seen.setdefault(kind, []).append(flag)
-    joined = []
-    for flags in seen.values():
-        some = f"{len(flags)} of {len(parts)} sessions: " if len(flags) < len(parts) else ""
-        joined.append(msgspec.structs.replace(flags[0], detail=f"{some}{flags[0].detail}"))
-    return joined
+    return [
+        flags[0]
+        if len(flags) == len(parts)
+        else msgspec.structs.replace(
+            flags[0], detail=f"{len(flags)} of {len(parts)} sessions: {flags[0].detail}"
+        )
+        for flags in seen.values()
+    ]
 
 
 def list_excluded_rounds(record: Record) -> list[str]:

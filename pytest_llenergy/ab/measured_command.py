@@ -22,7 +22,7 @@ import pytest_llenergy
 from pytest_llenergy.compare.disturbance import load_of_others
 from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.base import MALFORMED, Direction
+from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.comparison import OTHER_WORKLOAD
 from pytest_llenergy.record.custom_metrics import explain_bad_name, make_metric
 from pytest_llenergy.record.environment import Environment
@@ -40,7 +40,7 @@ DIRECTIONS: dict[str, Direction] = {"lower": "less", "higher": "more"}
 #: Values that a command tells are of other work if they differ by more, relative to the base.
 SAME_WORK = 0.03
 
-#: Inode and time of change of each file: any writer changes one of them.
+#: Inode and time of change of each file, of which any writer changes one; None if there is no such file.
 Stamps = Mapping[str, tuple[int, int] | None]
 
 
@@ -55,28 +55,16 @@ class Value:
 
 @dataclass(frozen=True)
 class MeasuredCommand:
-    """How a command that is not pytest is measured, and what is read from its files.
+    """How a command that is not pytest is measured, and what is read from its files."""
 
-    Attributes:
-        name: Id of its record.
-        values: Numbers to read.
-        per: Names of values by which the energy is divided.
-        better: The direction that is better, of values that are judged themselves.
-        options: Options of ``llenergy run``.
-    """
-
-    name: str
+    name: str  # id of its record
     values: tuple[Value, ...] = ()
-    per: tuple[str, ...] = ()
-    better: Mapping[str, Direction] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
+    per: tuple[str, ...] = ()  # values by which the energy is divided
+    better: Mapping[str, Direction] = field(default_factory=dict)  # of values that are judged themselves
+    options: tuple[str, ...] = ()  # of llenergy run
 
     def choose_metrics(self, named: Sequence[str], fail_on: Sequence[str]) -> list[str]:
-        """Return the metrics to judge: those that are named, or else the energy, and values with a direction.
-
-        Raises:
-            PlanError: If sessions will not have a metric.
-        """
+        """Return the metrics to judge: those named, or else the energy, and values with a direction."""
         known = {*ROUND_METRICS, *(each.name for each in self.values), *map(energy_per, self.per)}
         for name in (*named, *(text.partition(":")[0].strip() for text in fail_on)):
             if name not in known:
@@ -89,20 +77,14 @@ class MeasuredCommand:
 
     def look(self, directory: Path) -> Stamps:
         """Return what the files are before a session, to tell whether it wrote them."""
-        return {each.file: _stamp(directory / each.file) for each in self.values}
+        stamps: dict[str, tuple[int, int] | None] = {}
+        for each in self.values:
+            path = directory / each.file
+            stamps[each.file] = (path.stat().st_ino, path.stat().st_ctime_ns) if path.exists() else None
+        return stamps
 
     def read_report(self, output: Path, directory: Path, before: Stamps, source: Source) -> Report:
-        """Return the report of a session.
-
-        Args:
-            output: What ``llenergy run`` wrote.
-            directory: The directory of the command.
-            before: The files before the session.
-            source: The code.
-
-        Raises:
-            PlanError: A value is missing.
-        """
+        """Return the report of a session."""
         found = msgspec.json.decode(output.read_bytes(), type=_Output)
         window = found.window
         same = set(WindowRecord.__struct_fields__) & set(Round.__struct_fields__)
@@ -207,11 +189,7 @@ def energy_per(name: str) -> str:
 def parse_measured(
     name: str, values: Sequence[str], per: Sequence[str], better: Sequence[str], options: Sequence[str] = ()
 ) -> MeasuredCommand:
-    """Parse ``NAME=FILE:PATH``, names, and ``NAME=higher`` or ``NAME=lower``.
-
-    Raises:
-        PlanError: One is malformed, or names a value that is not given.
-    """
+    """Parse ``NAME=FILE:PATH``, names, and ``NAME=higher`` or ``NAME=lower``."""
     found: dict[str, Value] = {}
     for text in values:
         match = re.fullmatch(r"([^=]+)=(.+):([^:/]+)", text)
@@ -247,21 +225,11 @@ def describe_startup(base: Record, head: Record) -> str | None:
     return f"start-up, all but {WORK}: {', '.join(parts)}; {shown}"
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_ctime_ns
-
-
 def _load(path: Path) -> Any:
     try:
         return json.loads(read_limited(path))
-    except OSError as error:
-        raise PlanError(f"--value: {path}: {error.strerror}") from None
-    except (ValueError, *MALFORMED) as error:
-        raise PlanError(f"--value: {path} is not JSON ({error})") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise PlanError(f"--value: {path}: not readable as JSON ({error})") from None
 
 
 def _find(document: Any, value: Value) -> float:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,6 @@ DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "mast
 
 #: Paths that do not count as changes: files that test runs and ``ab`` itself leave behind.
 IGNORED_PATHS = (".", ":(exclude,top).llenergy", ":(exclude,top,glob)**/__pycache__/**")
-
-
-class NoRepositoryError(PlanError):
-    """A directory is in no repository, or there is no git."""
 
 
 @dataclass(frozen=True)
@@ -117,17 +113,6 @@ class Repository:
         """Return the files that are not ignored, relative to the top."""
         return self._list("--cached", "--others", "--exclude-standard", "--", *patterns)
 
-    def list_omissions(self, commit: str) -> list[str]:
-        """Return notes on what a worktree of this commit lacks."""
-        notes = []
-        if self._query("show", f"{commit}:.gitmodules"):
-            fetch = "--setup 'git submodule update --init --recursive && …'"
-            notes.append(f"{commit[:10]} has submodules, which are not checked out; use {fetch}")
-        if "filter=lfs" in (self._query("show", f"{commit}:.gitattributes") or ""):
-            fetch = "--setup 'git lfs pull && …'"
-            notes.append(f"{commit[:10]} uses Git LFS: its files are pointers; use {fetch}")
-        return notes
-
     def _find_commit(self, name: str) -> str | None:
         return self._query("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
 
@@ -150,28 +135,26 @@ class Repository:
         return done.stdout.strip()
 
 
-def find_repository(directory: Path) -> Repository:
-    """Return the repository of a directory.
-
-    Raises:
-        NoRepositoryError: If there is none, or no git.
-        PlanError: If git refuses it.
-    """
-    hint = "compare two commands or option sets: --a='…' --b='…'"
+def find_repository(directory: Path) -> Repository | None:
+    """Return the repository of a directory; None if there is none, or no git."""
     try:
         done = _run_git(directory, ("rev-parse", "--show-toplevel"))
     except FileNotFoundError:
-        raise NoRepositoryError(f"git is not installed; {hint}") from None
+        return None
     if "not a git repository" in done.stderr:
-        raise NoRepositoryError(f"{directory} is not in a git checkout; {hint}")
+        return None
     if done.returncode != 0:
         raise PlanError(_reason_of(done))
     return Repository(Path(done.stdout.strip()))
 
 
-def without_git_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which git finds the repository by itself."""
-    return {name: value for name, value in environment.items() if name not in REPOSITORY_VARIABLES}
+def inherited_environment() -> dict[str, str]:
+    """Return the variables for processes that are not part of a git hook or of pytest-xdist."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in REPOSITORY_VARIABLES and not name.startswith("PYTEST_XDIST_W")
+    }
 
 
 def _reason_of(done: subprocess.CompletedProcess[str]) -> str:
@@ -187,7 +170,7 @@ def _run_git(directory: Path, args: Sequence[str]) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         errors="surrogateescape",
-        env={**without_git_variables(os.environ), **WITHOUT_QUESTIONS, "LC_ALL": "C"},
+        env={**inherited_environment(), **WITHOUT_QUESTIONS, "LC_ALL": "C"},
         # Without a terminal, ssh cannot ask either.
         start_new_session=True,
         check=False,

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compare unchanged code with itself several times (A/A): how often this machine raises false alarms.
 
-Everything but the measuring is done once: the comparisons share their checkouts and environments.
+Everything but the measuring is done once: the comparisons share their checkouts and environments. What they
+teach is the floor of the machine: by how much comparisons of unchanged code have been certain of a change on
+it. Each kind of device has a file in ``.llenergy/floors`` of the project. Its name is the fingerprint of its
+facts, so that another machine of the same kind uses it too.
 """
 
 from __future__ import annotations
@@ -9,23 +12,34 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, pstdev
+from typing import Annotated
 
 import msgspec
 
 import pytest_llenergy
 from pytest_llenergy.ab.campaign import Callbacks, Campaign
-from pytest_llenergy.ab.floors import LearnedFloor, estimate_floors, floors_directory, save_floors
-from pytest_llenergy.ab.schedule import format_duration
-from pytest_llenergy.ab.sides import Prepared
+from pytest_llenergy.ab.sides import Prepared, format_duration
 from pytest_llenergy.ab.state import make_directory
-from pytest_llenergy.record.base import StoredStruct
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint
+from pytest_llenergy.compare.comparison import DEFAULT_METRICS
+from pytest_llenergy.compare.gate import rule_with_floor
+from pytest_llenergy.errors import PlanError
+from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.record.comparison import VERDICTS, Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
-from pytest_llenergy.record.files import replace_file
-from pytest_llenergy.record.report import PairedReport, Tool, encode_paired_report
+from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.report import PairedReport, Report, Tool, encode_paired_report
 from pytest_llenergy.record.text import one_line, short_test_name
+
+#: Share of the comparisons that the floor keeps from being certain of a change; it is rounded up to a step.
+QUANTILE, STEP = 0.95, 0.001
+
+#: The directory of the learned floors of a project.
+FLOORS = Path(".llenergy", "floors")
 
 #: Fewer comparisons are no basis for a floor.
 MIN_COMPARISONS = 5
@@ -46,12 +60,9 @@ class AlarmRate(StoredStruct, frozen=True):
 class RepeatedTest(StoredStruct, frozen=True):
     """One metric of one test over all comparisons.
 
-    Attributes:
-        verdicts: How often it had each verdict.
-        ratios: Estimates of head over base.
-        spread: Standard deviation of their logarithms around no change.
-        noise: Scatter of the rounds of a side, the median of the comparisons.
-        detectable: Smallest change found nine times in ten, likewise.
+    ``spread`` is the standard deviation of the logarithms of the ratios around no change. ``noise`` is the
+    scatter of the rounds of a side, and ``detectable`` the smallest change found nine times in ten, both the
+    median of the comparisons.
     """
 
     id: str
@@ -63,17 +74,26 @@ class RepeatedTest(StoredStruct, frozen=True):
     detectable: float | None
 
 
+class LearnedFloor(StoredStruct, frozen=True):
+    """The floor of a metric, a relative change, on a kind of device, whose fingerprint is ``key``.
+
+    ``estimates`` counts the comparisons of single tests. ``date`` is the day of the last one (UTC).
+    """
+
+    key: str
+    metric: str
+    floor: Annotated[float, msgspec.Meta(ge=0)]
+    comparisons: Count
+    estimates: Count
+    date: str
+    devices: str
+
+
 class SelfComparison(StoredStruct, frozen=True):
     """The result of ``llenergy ab --aa``.
 
-    Attributes:
-        date: Day of the last comparison (UTC).
-        code: What was compared with itself.
-        pairs: Pairs of rounds in each stage.
-        comparisons: The number of finished comparisons.
-        alarms: Comparisons with at least one test called regressed.
-        test_alarms: The same for single tests, which are not independent of each other.
-        kept: Whether floors are used from now on.
+    ``alarms`` are comparisons with at least one test called regressed, ``test_alarms`` single tests, which
+    are not independent of each other. If ``kept``, floors are used from now on.
     """
 
     tool: Tool
@@ -92,13 +112,10 @@ def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Ite
     """Measure comparisons one by one, and write each to ``.llenergy/aa``.
 
     Those of a stopped campaign are loaded.
-
-    Raises:
-        PlanError: If a session fails.
     """
     directory = prepared.root / ".llenergy" / "aa"
     make_directory(directory)
-    make_directory(floors_directory(prepared.root))
+    make_directory(prepared.root / FLOORS)
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"
         campaign = Campaign(prepared, prepared.state.part(number), callbacks, name)
@@ -220,3 +237,94 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def certain_change(comparison: Comparison) -> float | None:
+    """Return how far the nearer limit of a comparison is from no change; 0 if the limits include it.
+
+    The scatter of rounds therefore does not count, only what it does not explain.
+    """
+    if comparison.low is None or comparison.high is None or comparison.low <= 0:
+        return None
+    return max(comparison.low - 1, 1 / comparison.high - 1, 0.0)
+
+
+def estimate_floor(changes: Sequence[float]) -> float:
+    """Return the smallest change that at least 95 % do not exceed, rounded up; of fewer than 20 the largest.
+
+    As a floor, it would have kept these comparisons from being called a change.
+    """
+    chosen = sorted(changes)[math.ceil(QUANTILE * len(changes)) - 1]
+    # Rounding errors must not raise a floor of exactly a step to the next one.
+    return round(math.ceil(chosen / STEP - 1e-9) * STEP, 6)
+
+
+def estimate_floors(reports: Sequence[PairedReport], date: str) -> list[LearnedFloor]:
+    """Estimate the floor of each metric on each kind of device."""
+    changes: dict[tuple[str, str, str], list[float]] = {}
+    for paired in reports:
+        records = {record.id: record for record in paired.base.records}
+        for each in paired.compared.comparisons:
+            change = certain_change(each)
+            if each.id in records and each.rule_applied and change is not None:
+                machine = records[each.id], paired.base.environment
+                kind = fingerprint(device_facts(*machine)), each.metric, describe_devices(*machine)
+                changes.setdefault(kind, []).append(change)
+    return [
+        LearnedFloor(
+            key=key,
+            metric=metric,
+            floor=estimate_floor(found),
+            comparisons=len(reports),
+            estimates=len(found),
+            date=date,
+            devices=devices,
+        )
+        for (key, metric, devices), found in changes.items()
+    ]
+
+
+def save_floors(root: Path, floors: Sequence[LearnedFloor]) -> None:
+    """Write floors to the file of their kind of device. Those of other metrics are kept."""
+    for key in {each.key for each in floors}:
+        path = root / FLOORS / f"{key}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        merged = {each.metric: each for each in [*_read(path), *floors] if each.key == key}
+        replace_file(path, msgspec.json.format(msgspec.json.encode([*merged.values()])) + b"\n")
+
+
+def apply_floors(
+    criteria: Sequence[Criterion], root: Path, report: Report
+) -> tuple[list[Criterion], list[str]]:
+    """Return criteria with learned floors above their own, and a line for each that is used.
+
+    The machine is that of a comparison's first report; of several kinds of device the largest floor counts.
+    """
+    measured = [record for record in report.records if record.rounds]
+    keys = {fingerprint(device_facts(record, report.environment)) for record in measured}
+    learned = [each for key in sorted(keys) for each in _read(root / FLOORS / f"{key}.json")]
+    applied, lines = [], []
+    for criterion in criteria:
+        names = DEFAULT_METRICS if criterion.metric is None else (criterion.metric,)
+        fitting = [each for each in learned if each.metric in names]
+        found = max(fitting, key=lambda each: each.floor, default=None)
+        if found is not None and found.floor > criterion.rule.floor:
+            criterion = replace(criterion, rule=rule_with_floor(found.floor, criterion.rule))
+            lines.append(
+                f"floor {found.floor:.1%} (from {found.comparisons} A/A comparisons of {found.date}), in "
+                f".llenergy/floors/{found.key}.json; changes up to it do not count (--floor=1% overrides it)"
+            )
+        applied.append(criterion)
+    return applied, list(dict.fromkeys(lines))
+
+
+def _read(path: Path) -> list[LearnedFloor]:
+    try:
+        found = msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
+    except FileNotFoundError:
+        return []
+    except (OSError, *MALFORMED) as error:
+        raise PlanError(
+            f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
+        ) from None
+    return [each for each in found if each.floor <= MAX_FLOOR]

@@ -45,45 +45,35 @@ TAIL_LINES = 10
 
 
 @dataclass(frozen=True)
-class Side:
-    """What runs on one side: code, interpreter, environment and command.
+class Turn:
+    """One session; ``number`` counts all sessions from 1."""
 
-    Attributes:
-        name: ``"base"`` or ``"head"``.
-        origin: The name that the user gave, for reports.
-        short: An abbreviated name for progress lines.
-        root: The checkout.
-        directory: The directory in which sessions start.
-        args: Arguments of pytest, or the words of a measured command.
-        environment: The environment variables.
-        source: The code.
-        python: The interpreter of pytest, with its options.
-        measured: How a command that is not pytest is measured.
-        venv: The virtual environment that was created for this side, if any.
-    """
+    number: int
+    side: SideName
+
+
+@dataclass(frozen=True)
+class Side:
+    """What runs on one side: code, interpreter, environment and command."""
 
     name: SideName
-    origin: str
-    short: str
-    root: Path
-    directory: Path
-    args: tuple[str, ...]
+    origin: str  # the name that the user gave, for reports
+    short: str  # an abbreviated name, for progress lines
+    root: Path  # the checkout
+    directory: Path  # in which sessions start
+    args: tuple[str, ...]  # of pytest, or the words of a measured command
     environment: Mapping[str, str] = field(repr=False)
     source: Source
-    python: tuple[str, ...] = ()
+    python: tuple[str, ...] = ()  # the interpreter of pytest, with its options
     measured: MeasuredCommand | None = None
-    venv: Path | None = None
+    venv: Path | None = None  # created for this side
 
 
 class SessionFiles:
     """The directory of one attempt at a session.
 
-    Attributes:
-        report: The report; while the session runs, its journal is next to it.
-        log: The output.
-        earlier: What the session is told of earlier ones.
-        summary: What the session plugin writes at the end of pytest.
-        end: Written once the session has ended as it should: its duration in seconds.
+    While the session runs, a journal is next to ``report``. ``end`` has the duration in seconds of a session
+    that has ended as it should.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,32 +81,21 @@ class SessionFiles:
         names = ("report.json", "session.log", "earlier.json", "summary.json", "end")
         self.report, self.log, self.earlier, self.summary, self.end = (directory / name for name in names)
 
-    @property
-    def imports(self) -> list[Path]:
-        """What the processes of the session imported."""
-        return list(self.directory.glob("modules-*.json"))
-
 
 class Summary(StoredStruct, frozen=True):
-    """What the session plugin writes: the tests that failed, whether any measured, whether it was stopped."""
+    """What the session plugin writes: whether a test failed, whether one measured, whether it was stopped."""
 
-    failed: list[str]
+    failed: bool
     measured: bool
     stopped: bool
 
 
 class Earlier(StoredStruct, frozen=True):
-    """What a session is told.
+    """What a session is told."""
 
-    Attributes:
-        done: Node ids of tests to skip.
-        devices: Devices of each test in earlier sessions, which it uses again.
-        own: The modules of its checkout whose files it reports.
-    """
-
-    done: Sequence[str] = ()
-    devices: Mapping[str, Sequence[str]] = {}
-    own: Mapping[str, str] = {}
+    done: Sequence[str] = ()  # node ids of tests to skip
+    devices: Mapping[str, Sequence[str]] = {}  # of each test in earlier sessions, which it uses again
+    own: Mapping[str, str] = {}  # the modules of its checkout, of which it tells where they came from
 
 
 def run_session(
@@ -158,7 +137,7 @@ def run_session(
         if code == 0:
             report = measured.read_report(output, side.directory, before, side.source)
             files.report.write_bytes(encode_report(report))
-            summary = Summary(failed=[], measured=True, stopped=False)
+            summary = Summary(failed=False, measured=True, stopped=False)
             files.summary.write_bytes(msgspec.json.encode(summary))
     return code
 

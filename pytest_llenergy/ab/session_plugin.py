@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import Any
 
 #: Options that sessions must ignore if the settings of a project give them, because ``ab`` compares.
-CLEARED_OPTIONS = (
-    "energy_compare",
-    "energy_fail_on",
-    "energy_save",
-    "energy_html",
-    "energy_disable",
-    "energy_skip",
+CLEARED_OPTIONS = tuple(
+    f"energy_{name}" for name in ("compare", "fail_on", "save", "html", "disable", "skip")
 )
 
 #: Options by which sessions would run different tests, on the command line or in settings.
@@ -44,19 +39,16 @@ class Watch:
     """Collects the summary of a session in the controller process."""
 
     def __init__(self) -> None:
-        self.failed: dict[str, None] = {}
+        self.failed: bool = False
         self.measured: bool = False
         self.stopped: bool = False
 
     def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed[_encodable(report.nodeid)] = None
-            # Even if pytest continues on collection errors, the tests of this file are missing.
-            self.stopped = True
+        # Even if pytest continues on collection errors, the tests of this file are missing.
+        self.stopped = self.stopped or report.failed
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed[_encodable(report.nodeid)] = None
+        self.failed = self.failed or report.failed
         self.measured = self.measured or hasattr(report, "llenergy")
 
     # pytest.exit() calls this too, with any exit code.
@@ -97,7 +89,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     ``--deselect`` would match prefixes, and a command line is limited in length.
     """
     done = set(_read_earlier()["done"])
-    kept = [item for item in items if _encodable(item.nodeid) not in done]
+    kept = [item for item in items if item.nodeid.encode("utf-8", "replace").decode() not in done]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
@@ -108,10 +100,7 @@ def pytest_unconfigure(config: Any) -> None:
     _write(f"modules-{os.getpid()}.json", _locate_modules(_read_earlier()["own"]))
     watch = config.pluginmanager.get_plugin(WATCH_NAME)
     if watch is not None:
-        _write(
-            "summary.json",
-            {"failed": list(watch.failed), "measured": watch.measured, "stopped": watch.stopped},
-        )
+        _write("summary.json", vars(watch))
 
 
 def _locate_modules(own: dict[str, str]) -> dict[str, str]:
@@ -130,10 +119,6 @@ def _locate_modules(own: dict[str, str]) -> dict[str, str]:
                 spec: Any = importlib.util.find_spec(name)
                 found[name] = str(Path(spec.origin).resolve())
     return found
-
-
-def _encodable(nodeid: str) -> str:
-    return nodeid.encode("utf-8", "replace").decode()
 
 
 def _directory() -> Path:

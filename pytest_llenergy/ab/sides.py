@@ -1,69 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn the command line of ``llenergy ab`` into two sides that are ready to run.
 
-Everything that can be checked is checked here, before anything is measured.
+Everything that can be checked is checked here, before anything is measured; only what each side imports is
+checked after its first session. If the project is installed from the user's checkout, or from anywhere else,
+both sides import the same code no matter what was checked out for them, and nothing can differ.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest_llenergy
 from pytest_llenergy.ab.commands import WORKING_TREE, Command, Request, parse_commands
-from pytest_llenergy.ab.imports import check_imports
 from pytest_llenergy.ab.repository import (
     WITHOUT_QUESTIONS,
-    NoRepositoryError,
     Repository,
     find_repository,
-    without_git_variables,
+    inherited_environment,
 )
-from pytest_llenergy.ab.schedule import Schedule, plan_schedule
-from pytest_llenergy.ab.session import Side, find_error_line, read_tail
-from pytest_llenergy.ab.state import SIDES, State, remove_checkouts
+from pytest_llenergy.ab.session import Side, Turn, find_error_line, read_tail
+from pytest_llenergy.ab.state import SIDES, State
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
-from pytest_llenergy.compare.stages import parse_pairs
+from pytest_llenergy.compare.stages import Stages, parse_pairs
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.report import SideName, Source
+from pytest_llenergy.record.text import count_tests
+
+#: Where a checkout may have the modules that it installs, besides its projects in subfolders.
+SOURCE_ROOTS = (".", "src", "python", "lib")
+
+#: End of the message.
+SAME_CODE = (
+    "so both sides would measure the same code; create an environment for each: --setup 'pip install -e .'"
+)
+
+#: Names of the directories of installed packages.
+INSTALL_DIRECTORIES = {"site-packages", "dist-packages"}
 
 #: Arguments of Python that create a virtual environment.
 VENV_COMMAND = ("-m", "venv")
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A comparison that is ready to run.
+class Schedule:
+    """Pairs of sessions for each stage, with ``rounds`` of each test in a session."""
 
-    Attributes:
-        sides: Baseline and head.
-        schedule: The order of sessions.
-        criteria: Metrics and rules.
-        state: Its files.
-        root: The project.
-        across: Whether the workloads differ on purpose.
-        by_options: Whether the sides have their own commands, which may change the ids of tests.
-        repository: The project's repository, if any.
-        tree: Hash of the working tree, if a side measures it.
-        notes: Notes for the report.
-    """
+    pairs: tuple[int, ...]
+    rounds: int
+
+    @property
+    def stages(self) -> Stages:
+        """Pairs of rounds of each stage, as they are measured."""
+        return Stages(tuple(count * self.rounds for count in self.pairs))
+
+    def turns(self, stage: int) -> Iterator[tuple[Turn, Turn]]:
+        """Yield the pairs of a stage (counted from 1) in order: base head, head base, base head, …
+
+        The alternation makes drift affect both sides alike.
+        """
+        first = sum(self.pairs[: stage - 1])
+        for pair in range(first, first + self.pairs[stage - 1]):
+            sides: tuple[SideName, SideName] = ("base", "head") if pair % 2 == 0 else ("head", "base")
+            yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
+
+    def describe(self) -> str:
+        """Describe how much is measured: ``6+6 pairs of rounds: 6 to 12 pairs of sessions``."""
+        least = f"{self.pairs[0]} to " if len(self.pairs) > 1 else ""
+        return f"{self.stages} pairs of rounds: {least}{sum(self.pairs)} pairs of sessions"
+
+    def describe_pair(self, pair: int, durations_s: Sequence[float], open_tests: int, tests: int) -> str:
+        """Return the line for a finished pair: its time, the open tests, and the time that is left."""
+        most = sum(self.pairs)
+        parts = [f"{format_duration(sum(durations_s[-2:]))}; {open_tests} of {count_tests(tests)} open"]
+        if open_tests and pair < most:
+            # The first session of all may load models that later ones find.
+            pair_s = 2 * sum(durations_s[1:]) / (len(durations_s) - 1)
+            parts.append(f"at most {format_duration((most - pair) * pair_s)} left")
+        return "; ".join(parts)
+
+
+def plan_schedule(stages: Stages, rounds: int) -> Schedule:
+    """Return the sessions for each stage; a stage that ``rounds`` do not divide is rounded up."""
+    return Schedule(tuple(math.ceil(count / rounds) for count in stages.pairs), rounds)
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration roughly: ``45 s`` or ``12 minutes``."""
+    return f"{max(1.0, seconds):.0f} s" if seconds < 90 else f"{seconds / 60:.0f} minutes"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A comparison that is ready to run."""
 
     sides: Mapping[SideName, Side]
     schedule: Schedule
     criteria: Sequence[Criterion]
     state: State
     root: Path
-    across: bool
-    by_options: bool
+    across: bool  # whether the workloads differ on purpose
+    by_options: bool  # whether the sides have their own commands, which may change the ids of tests
     repository: Repository | None
-    tree: str
+    tree: str  # hash of the working tree, if a side measures it
     notes: Sequence[str]
 
     def check_before(self, side: Side) -> None:
@@ -80,27 +128,9 @@ class Prepared:
         """Return whether a side must import the code of its own checkout."""
         return not self.by_options and side.measured is None
 
-    def check_after(self, side: Side, imports: Sequence[Path]) -> None:
-        """Raise ``PlanError`` if a session imported code of another checkout."""
-        if self.checks_imports(side):
-            check_imports(side.name, side.root, side.venv, imports)
-
-    def remove_checkouts(self) -> None:
-        """Remove the checkouts and environments."""
-        remove_checkouts(self.state.checkouts, self.repository)
-
 
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
-    """Resolve commits, check everything, check out and set up. Nothing is measured.
-
-    Args:
-        request: The command line.
-        directory: The directory in which the command was given.
-        say: Receives progress lines.
-
-    Raises:
-        PlanError: If the comparison cannot run.
-    """
+    """Resolve commits, check everything, check out and set up. Nothing is measured."""
     if request.rounds < 1:
         raise PlanError(f"--rounds-per-session={request.rounds} must be 1 or more")
     request = request.with_both_sides()
@@ -132,7 +162,6 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     )
 
 
-#: Sides, state, repository, hash of the working tree, and notes.
 _Made = tuple[dict[SideName, Side], State, Repository | None, str, list[str]]
 
 
@@ -140,6 +169,11 @@ def _prepare_commits(
     request: Request, commands: tuple[Command, Command], directory: Path, say: Callable[[str], None]
 ) -> _Made:
     repository = find_repository(directory)
+    if repository is None:
+        raise PlanError(
+            f"{directory} is not in a git checkout, or git is not installed; compare two commands or option "
+            "sets: --a='…' --b='…'"
+        )
     _check_paths(commands[0].args, repository.root)
     use_tree = request.head == WORKING_TREE
     head = repository.resolve_commit("HEAD" if use_tree or request.head is None else request.head)
@@ -162,8 +196,6 @@ def _prepare_commits(
     notes = ["both sides are the same commit; differences are noise (A/A)"] if same else []
     if dirty and not use_tree and head == repository.resolve_commit("HEAD"):
         notes.append("uncommitted changes are not measured; --head . measures the working tree")
-    for line in dict.fromkeys([*repository.list_omissions(base), *repository.list_omissions(head)]):
-        say(line)
     below = directory.resolve().relative_to(repository.root.resolve())
     sides: dict[SideName, Side] = {}
     for name, commit, origin, command in zip(SIDES, (base, head), origins, commands, strict=True):
@@ -183,7 +215,7 @@ def _prepare_commits(
             # Of the environment of llenergy, or the one that --setup makes, whatever the command names.
             python=(sys.executable, *command.python[1:]) if command.python else (),
             measured=command.measured,
-            environment=session_environment(),
+            environment=inherited_environment(),
             source=Source(commit=commit, dirty=in_place and dirty),
         )
         if request.setup is not None:
@@ -195,10 +227,7 @@ def _prepare_commits(
 def _prepare_commands(
     request: Request, commands: tuple[Command, Command], directory: Path, say: Callable[[str], None]
 ) -> _Made:
-    try:
-        repository: Repository | None = find_repository(directory)
-    except NoRepositoryError:
-        repository = None
+    repository = find_repository(directory)
     root, source, tree = directory, Source(), ""
     if repository is not None:
         root = repository.root
@@ -216,7 +245,7 @@ def _prepare_commands(
             args=command.args,
             python=command.python,
             measured=command.measured,
-            environment=session_environment(),
+            environment=inherited_environment(),
             source=source,
         )
         for name, letter, text, command in zip(SIDES, "ab", request.ab, commands, strict=True)
@@ -248,16 +277,6 @@ def _check_paths(words: Sequence[str], root: Path) -> None:
                 f"{word} is in your checkout, but each side has its own; write the path relative to this "
                 "directory"
             )
-
-
-def session_environment() -> dict[str, str]:
-    """Return the environment variables of this process that sessions inherit."""
-    # A session is not a worker of pytest-xdist, even if this process is.
-    return {
-        name: value
-        for name, value in without_git_variables(os.environ).items()
-        if not name.startswith("PYTEST_XDIST_W")
-    }
 
 
 def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str], None]) -> Side:
@@ -300,3 +319,36 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
         ready.write_text(inputs)
     python = (str(venv / "bin" / "python"), *side.python[1:]) if side.python else ()
     return replace(side, venv=venv, python=python, environment=environment)
+
+
+def list_own_modules(root: Path) -> dict[str, str]:
+    """Return the importable modules and packages of a checkout by their names, with their paths in it."""
+    files = [Path(name) for name in Repository(root).list_files("*.py", "pyproject.toml", "*/pyproject.toml")]
+    known = set(files)
+    projects = {each.parent for each in files if each.name in ("pyproject.toml", "setup.py")}
+    roots = [*map(Path, SOURCE_ROOTS), *sorted(projects), *(each / "src" for each in sorted(projects))]
+    found: dict[str, str] = {}
+    for file in files:
+        place = file.parent if file.name == "__init__.py" else file
+        if file.suffix != ".py" or place.parent / "__init__.py" in known:
+            # Part of a package.
+            continue
+        for parent in roots:
+            if place != parent and place.is_relative_to(parent):
+                name = ".".join(place.relative_to(parent).with_suffix("").parts)
+                found.setdefault(name, str(place))
+    return {name: place for name, place in found.items() if name not in sys.stdlib_module_names}
+
+
+def check_imports(side: Side, lists: Iterable[Path]) -> None:
+    """Check where the processes of a session imported the modules of its checkout from."""
+    own, root, venv = list_own_modules(side.root), side.root, side.venv
+    for file in sorted(lists):
+        for name, place in json.loads(file.read_text()).items():
+            path = Path(place)
+            # A copy that is installed is not the checkout, even if the environment is in it.
+            in_checkout = path.is_relative_to(root.resolve()) and INSTALL_DIRECTORIES.isdisjoint(path.parts)
+            if not in_checkout and not (venv is not None and path.is_relative_to(venv.resolve())):
+                raise PlanError(
+                    f"{side.name} imported {name} from {place} instead of its own {own[name]}, {SAME_CODE}"
+                )

@@ -8,7 +8,6 @@ report is complete, so that a comparison can be resumed after ``kill -9``.
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from contextlib import suppress
 from copy import copy
@@ -18,8 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pytest_llenergy.ab.repository import Repository
-from pytest_llenergy.ab.schedule import Turn
-from pytest_llenergy.ab.session import SessionFiles, Summary
+from pytest_llenergy.ab.session import SessionFiles, Summary, Turn
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.record.files import read_limited, replace_file
@@ -31,16 +29,11 @@ if TYPE_CHECKING:
 
 DIRECTORY = "ab"
 
-#: Mark of a comparison that is kept, but never resumed.
-FINISHED = "finished"
-
 SIDES: tuple[SideName, SideName] = ("base", "head")
 
 #: Exit codes of pytest after which every test has run; of a usage error, such as a path that does not exist;
 #: and of a run without tests.
 FINISHED_EXIT_CODES, NO_SUCH_PATH, NOTHING_COLLECTED = (0, 1), 4, 5
-
-MISSING_PATH = re.compile(r"^ERROR: file or directory not found: ", re.MULTILINE)
 
 
 class State:
@@ -50,9 +43,6 @@ class State:
         """Lock the directory; with ``fresh``, discard what was measured.
 
         ``inputs`` identifies the comparison. Only its hash is stored, as a command may name credentials.
-
-        Raises:
-            PlanError: If another process runs the same comparison, or the directory cannot be written.
         """
         key = hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:12]
         self.directory: Path = root / ".llenergy" / DIRECTORY / key
@@ -62,11 +52,9 @@ class State:
         make_directory(self.directory)
         self._lock: BaseFileLock = _lock(self.directory)
         replace_file(self.directory.parent / ".gitignore", b"*\n")
-        finished = self.directory / FINISHED
-        if fresh or finished.exists():
+        if fresh:
             for directory in self.directory.glob("sessions*"):
                 shutil.rmtree(directory)
-            finished.unlink(missing_ok=True)
 
     def part(self, number: int) -> State:
         """Return the state of one of several comparisons with the same sides, which share all else."""
@@ -93,11 +81,6 @@ class State:
         """Return the reports of all attempts at a session, finished or not."""
         return [report for files in self.attempts(turn) if (report := _load_report(files)) is not None]
 
-    def list_failed_tests(self, turn: Turn) -> set[str]:
-        """Return the node ids of the tests that failed in a session, with or without a measurement."""
-        summaries = map(_load_summary, self.attempts(turn))
-        return {name for each in summaries if each is not None for name in each.failed}
-
     def discard(self, turn: Turn) -> None:
         """Delete the measurements of a session."""
         for files in self.attempts(turn):
@@ -108,12 +91,15 @@ class State:
         """The number of finished sessions."""
         return len(list(self.directory.glob("sessions*/*/end")))
 
-    def finish(self, *, keep: bool) -> None:
-        """Delete the files of the comparison or, with ``keep``, mark it so that it is never resumed."""
-        if keep:
-            (self.directory / FINISHED).touch()
+    def finish(self, repository: Repository | None, *, keep: bool) -> None:
+        """Delete checkouts and measurements or, with ``keep``, rename sessions, so that they are not resumed."""
+        for directory in self.directory.glob("sessions*") if keep else ():
+            kept = self.directory / directory.name.replace("sessions", "kept")
+            shutil.rmtree(kept, ignore_errors=True)
+            directory.rename(kept)
         self.release()
         if not keep:
+            remove_checkouts(self.checkouts, repository)
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def release(self) -> None:
@@ -132,16 +118,14 @@ def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
     if exit_status == NOTHING_COLLECTED and _attempt(files.directory) > 1:
         # Earlier attempts have measured all.
         return None
-    summary = _load_summary(files)
-    finished = exit_status in FINISHED_EXIT_CODES and summary is not None and not summary.stopped
-    if finished and summary is not None and summary.measured:
-        report = _load_report(files)
-        finished = report is not None and report.run.complete
-    if finished:
-        return None
-    return f"ended with exit code {exit_status}" + (
-        " before all tests had run" if exit_status in FINISHED_EXIT_CODES else ""
-    )
+    if exit_status not in FINISHED_EXIT_CODES:
+        return f"ended with exit code {exit_status}"
+    summary, report = _load_summary(files), _load_report(files)
+    if summary is not None and not summary.stopped:
+        complete = report.run.complete if report is not None else not summary.measured
+        if complete:
+            return None
+    return f"ended with exit code {exit_status} before all tests had run"
 
 
 def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> bool:
@@ -151,27 +135,21 @@ def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> boo
     """
     if exit_status == NO_SUCH_PATH:
         # Pytest names one missing path, but others may exist.
-        found = MISSING_PATH.search(files.log.read_text(errors="replace"))
-        return found is not None and not any(path.exists() for path in paths)
+        return "file or directory not found: " in files.log.read_text(errors="replace") and not any(
+            path.exists() for path in paths
+        )
     summary = _load_summary(files)
     ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
     return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory, and check that files can be written there, so that nothing is measured in vain.
-
-    Raises:
-        PlanError: If they cannot.
-    """
+    """Create a directory, and check that files can be written there, so that nothing is measured in vain."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         check_creatable(directory / "check")
     except OSError as error:
-        raise PlanError(
-            f"{directory}: cannot write there ({error.strerror}); make it, and all above it, a directory "
-            "that can be written"
-        ) from None
+        raise PlanError(f"{directory}: cannot write there ({error.strerror})") from None
 
 
 def remove_checkouts(directory: Path, repository: Repository | None) -> None:

@@ -210,7 +210,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _callbacks(args: argparse.Namespace, prepared: Prepared) -> Callbacks:
     from pytest_llenergy.ab.campaign import Callbacks
-    from pytest_llenergy.ab.floors import apply_floors
+    from pytest_llenergy.ab.self_comparison import apply_floors
 
     def choose(report: Report) -> list[Criterion]:
         criteria, lines = apply_floors(prepared.criteria, prepared.root, report)
@@ -259,15 +259,9 @@ def _write_result(prepared: Prepared, output: Path, paired: PairedReport, *, kee
         )
         prepared.state.release()
         return False
-    _finish(prepared, keep=keep)
+    prepared.state.finish(prepared.repository, keep=keep)
     _print_line(f"both sides, all rounds: {output}")
     return True
-
-
-def _finish(prepared: Prepared, *, keep: bool) -> None:
-    if not keep:
-        prepared.remove_checkouts()
-    prepared.state.finish(keep=keep)
 
 
 def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
@@ -286,7 +280,7 @@ def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
             _write_self_comparison(args, summarize(reports, code))
         raise
     result = keep_floors(prepared.root, summarize(reports, code))
-    _finish(prepared, keep=args.keep)
+    prepared.state.finish(prepared.repository, keep=args.keep)
     _print_line(f"all rounds: {prepared.root / '.llenergy' / 'aa'}")
     _write_self_comparison(args, result)
     return PASSED if result.alarms.count else NOTHING_VALID
@@ -306,15 +300,12 @@ def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> 
 
 
 def _clean(command: Sequence[str]) -> int:
-    from pytest_llenergy.ab.repository import NoRepositoryError, find_repository
+    from pytest_llenergy.ab.repository import find_repository
     from pytest_llenergy.ab.state import clean
 
     if command:
         raise PlanError("--clean only removes what comparisons have left; give it no command")
-    try:
-        repository = find_repository(Path.cwd())
-    except NoRepositoryError:
-        repository = None
+    repository = find_repository(Path.cwd())
     for line in clean(Path.cwd() if repository is None else repository.root, repository):
         print_line(line)
     return 0

@@ -20,17 +20,13 @@ from pytest_llenergy.record.round_metric import is_energy_unit
 class Criterion:
     """A metric to compare and the rule for its verdict.
 
-    Attributes:
-        metric: The metric, or ``None`` for the default metric of each test.
-        rule: The statistical rule.
-        gated: Whether the run can fail by the verdict.
-        from_mark: Whether a mark of the test requests the metric, which the test must then have. A metric
-            requested for all tests is compared only in tests that have it.
+    A test must have a metric that its mark requests. One requested for all tests is compared only in tests
+    that have it.
     """
 
-    metric: str | None = None
+    metric: str | None = None  # None is the default metric of each test
     rule: Rule = DEFAULT_RULE
-    gated: bool = False
+    gated: bool = False  # whether the run can fail by the verdict
     from_mark: bool = False
 
 

@@ -41,13 +41,7 @@ HOST_OF = attrgetter("cpu_model", "machine", "logical_cpus", "memory_bytes")
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
-    """Describe the devices of a test and, with ``meters``, how it was measured.
-
-    Args:
-        record: The record of the test.
-        environment: Machine of the test; None if unknown.
-        meters: Whether to include the meters.
-    """
+    """Describe the devices of a test and, with ``meters``, how it was measured."""
     hosts = _measured_hosts(record, environment)
     facts = {"host": UNKNOWN}
     if None not in hosts:
@@ -158,13 +152,6 @@ def device_differences(
 
     An unknown host differs from every other. Hosts of a cluster are compared by what they are, not by name.
 
-    Args:
-        base: The record of the baseline.
-        head: The record to compare with it.
-        base_on: Machine of the baseline; None if unknown.
-        head_on: Machine of the head; None if unknown.
-        meters: Whether to compare the meters too.
-
     Returns:
         One line for each difference; empty if the records are comparable in this respect.
     """
@@ -182,14 +169,7 @@ def device_differences(
 def comparison_notes(
     base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
 ) -> list[str]:
-    """Return notes on comparable records: other GPUs of the model, another driver or host.
-
-    Args:
-        base: The record of the baseline.
-        head: The record to compare with it.
-        base_on: Machine of the baseline; None if unknown.
-        head_on: Machine of the head; None if unknown.
-    """
+    """Return notes on comparable records: other GPUs of the model, another driver or host."""
     notes = []
     gpus = [sorted(device for device in each.devices if device != "cpu") for each in (base, head)]
     if gpus[0] != gpus[1]:
@@ -226,22 +206,17 @@ def workload_facts(record: Record) -> dict[str, str]:
     facts |= {f"params.{name}": repr(value) for name, value in sorted(record.params.items())}
     backend = record.backend
     if backend is not None:
-        facts["backend"] = backend.name
-        facts["model"] = backend.model
-        facts["model.revision"] = str(backend.model_revision)
-        facts["dtype"] = str(backend.dtype)
+        facts |= {"backend": backend.name, "model": backend.model}
+        facts |= {"model.revision": str(backend.model_revision), "dtype": str(backend.dtype)}
         facts |= {f"options.{name}": repr(value) for name, value in sorted(backend.options.items())}
-        facts["task"] = str(backend.task)
+        facts |= {"task": str(backend.task), "prompts": str(backend.prompts_digest)}
         facts |= {f"generation.{name}": repr(value) for name, value in sorted(backend.generation.items())}
-        facts["prompts"] = str(backend.prompts_digest)
     degrees = record.parallel
     facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
     if record.device_roles:
         facts["device_roles"] = ", ".join(f"{role} {each}" for role, each in record.device_roles.items())
-    facts["fallback"] = str(record.fallback)
-    facts["launch"] = str(record.launch)
-    facts["start_method"] = str(record.start_method)
+    facts |= {name: str(getattr(record, name)) for name in ("fallback", "launch", "start_method")}
     facts["ranks"] = str(len(record.ranks))
     facts["threads"] = ", ".join(sorted({str(rank.threads) for rank in record.ranks})) or "None"
     facts["requests"], facts["input tokens"] = _batch(record)
@@ -294,12 +269,6 @@ def _precision_facts(record: Record) -> dict[str, str]:
 def work_differences(base: Record, head: Record, tolerance: float, *, saturation: bool = True) -> list[str]:
     """Return why equal workloads may be different work: an edited test, a saturated server on one side, or
     answers of another length, and prompts of a served load.
-
-    Args:
-        base: The record of the baseline.
-        head: The record to compare with it.
-        tolerance: Relative change of the tokens from which on they differ.
-        saturation: Whether a saturated server makes a difference; False for metrics whose result it is.
     """
     differences = []
     # Reports of earlier versions have none.

@@ -160,9 +160,6 @@ def compare_reports(
         judge_outputs: Whether a saving with other outputs is not comparable, rather than one with a note.
         estimator: Decides the verdicts.
         sample_custom: Makes samples of custom metrics that have a value in each session.
-
-    Raises:
-        ReportError: If an attempt of a test has two records in a report.
     """
     incomplete = [
         None if each.run.complete else origin for each, origin in zip((base, head), origins, strict=True)
@@ -224,11 +221,7 @@ def compare_records(
 def compare_without_baseline(head: Record, criterion: Criterion, incomplete: str | None = None) -> Comparison:
     """Return the comparison of a test that the baseline lacks.
 
-    Args:
-        head: The record of the test.
-        criterion: Metric and rule.
-        incomplete: Name of the baseline if its run did not finish. The baseline may then lack the test
-            because it was stopped early, so the verdict is ``invalid`` instead of ``new``.
+    It is ``incomplete``, and named so, if its run did not finish: it may lack the test for that reason.
     """
     case = Case(criterion.metric or default_metric(head), criterion, None, head)
     if not head.counts:

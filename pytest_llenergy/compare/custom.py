@@ -28,19 +28,12 @@ SMALLEST = 1e-9
 
 
 class Value(NamedTuple):
-    """A metric of one side.
-
-    Attributes:
-        value: The value.
-        uncertainty: Its standard uncertainty; None if unknown.
-        values: Values of single rounds or items; may be empty.
-        results: Number of results that it is the mean of.
-    """
+    """A metric of one side."""
 
     value: float
-    uncertainty: float | None = None
-    values: Sequence[float] = ()
-    results: int = 1
+    uncertainty: float | None = None  # standard uncertainty
+    values: Sequence[float] = ()  # of single rounds or items, if there are any
+    results: int = 1  # that it is the mean of
 
 
 class ValueChange(NamedTuple):
@@ -88,12 +81,6 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     Without an uncertainty, the values themselves are compared. A change is relative if the baseline is above
     its limits, ``1 - alpha`` of a normal distribution, and the head is not negative. Otherwise a change
     counts that is certain and reaches the absolute threshold.
-
-    Args:
-        base: The baseline.
-        head: The value to compare with it.
-        rule: When a change counts.
-        better: Direction that is better.
     """
     sign = 1 if better == "less" else -1
     change, largest = head.value - base.value, max(base.value, head.value)

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
-import numpy as np
-
 from pytest_llenergy.compare.limits import Logs, relative_spread
 from pytest_llenergy.record.comparison import CORRECTED
 from pytest_llenergy.record.record import Flag, Record, Round, domain_kind
@@ -43,19 +41,13 @@ def load_of_others(rounds: Sequence[Round]) -> tuple[float, ...]:
 
 
 class Correction(NamedTuple):
-    """Logarithms of the rounds of both sides, as they would be at the mean load of others.
-
-    Attributes:
-        error: Standard error of the difference between the sides that is due to that of the slope.
-        note: What was corrected, in words.
-        apart: Whether the load matters, but differs too much between the sides for a correction.
-    """
+    """Logarithms of the rounds of both sides, as they would be at the mean load of others."""
 
     base: Logs
     head: Logs
-    error: float = 0.0
-    note: str = ""
-    apart: bool = False
+    error: float = 0.0  # standard error of the difference between the sides that is due to that of the slope
+    note: str = ""  # what was corrected, in words
+    apart: bool = False  # whether the load matters, but differs too much between the sides for a correction
 
 
 def correct_for_load(
@@ -65,17 +57,13 @@ def correct_for_load(
 
     The slope is that of least squares within the sides, so that a difference between them is not mistaken
     for an effect of the load.
-
-    Args:
-        base: Logarithms of the rounds of the baseline.
-        head: Logarithms of the rounds of the head.
-        of_base: The load in each round of the baseline (cores); empty if unknown.
-        of_head: The load in each round of the head.
     """
     same = Correction(base, head)
     degrees = len(base) + len(head) - 3
     if not of_base or not of_head or degrees < MIN_SLOPE_ROUNDS - 3:
         return same
+    import numpy as np
+
     loads = np.array(of_base), np.array(of_head)
     logs = np.array(base), np.array(head)
     x = np.concatenate([each - each.mean() for each in loads])
@@ -109,11 +97,8 @@ def correct_for_load(
 def find_disturbance(base: Record, head: Record, *, load_matters: bool) -> str | None:
     """Return why most rounds of a side cannot support a verdict, or ``None`` if they can.
 
-    Args:
-        base: The record of the baseline.
-        head: The record of the head.
-        load_matters: Whether other processes and guests count. They do not if rounds alternate, so that both
-            sides are disturbed alike, or if they were corrected for. To work on GPUs alone they never matter.
+    The load does not matter if rounds alternate, so that both sides are disturbed alike, or if it was
+    corrected for. To work on GPUs alone it never matters.
     """
     for side, record in (("base", base), ("head", head)):
         flagged = [each.flags for each in record.rounds if each.flags]

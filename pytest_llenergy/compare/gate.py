@@ -68,11 +68,7 @@ class Threshold:
 
 
 def parse_fail_on(text: str) -> Threshold:
-    """Parse ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``, such as ``energy_j:2.5%+0.1J``.
-
-    Raises:
-        PlanError: If the text is malformed or the metric cannot be compared.
-    """
+    """Parse ``METRIC:PERCENT%`` or ``METRIC:PERCENT%+QUANTITY``, such as ``energy_j:2.5%+0.1J``."""
     metric, colon, expression = str(text).partition(":")
     if not colon:
         raise PlanError(
@@ -82,12 +78,7 @@ def parse_fail_on(text: str) -> Threshold:
 
 
 def parse_threshold(metric: str | None, text: str) -> Threshold:
-    """Parse ``"3%"``, ``"2.5%+0.1J"`` or ``"5 % + 300 mJ"`` for a metric (``None``: ``energy_j``).
-
-    Raises:
-        PlanError: If the metric cannot be compared, or the text is not a positive percentage, optionally with
-            a positive quantity in the unit of the metric.
-    """
+    """Parse ``"3%"``, ``"2.5%+0.1J"`` or ``"5 % + 300 mJ"`` for a metric (``None``: ``energy_j``)."""
     name = check_metric("energy_j" if metric is None else metric)
     relative_text, plus, absolute_text = str(text).partition("+")
     match = re.fullmatch(rf"\s*({NUMBER})\s*%\s*", relative_text)
@@ -117,11 +108,7 @@ def _parse_quantity(text: str, unit: str) -> float | None:
 
 
 def check_metric(name: str) -> str:
-    """Return the name of a metric that can be compared, built in or possibly custom.
-
-    Raises:
-        PlanError: If there is no such metric, or it has one value for all rounds.
-    """
+    """Return the name of a metric that can be compared, built in or possibly custom."""
     if is_custom_name(name):
         return name
     if name not in METRICS:
@@ -192,11 +179,7 @@ class Budget:
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
-    """Parse ``"5 J"``, ``"300 mJ"`` or ``"1.5 kW"`` for a metric (``None``: ``energy_j``).
-
-    Raises:
-        PlanError: If the metric has no budget, or the text is not a quantity in its unit.
-    """
+    """Parse ``"5 J"``, ``"300 mJ"`` or ``"1.5 kW"`` for a metric (``None``: ``energy_j``)."""
     name = metric or "energy_j"
     if name not in METRICS and is_custom_name(name):
         raise PlanError(
@@ -224,16 +207,7 @@ class Gate:
 
 
 def parse_gate(metric: str | None, budget: str | None, threshold: str | None) -> Gate:
-    """Parse the arguments of the mark.
-
-    Args:
-        metric: Name of the metric; None is ``energy_j``.
-        budget: Largest value with its unit, such as ``"5 J"``.
-        threshold: Change from the baseline, such as ``"3%"``.
-
-    Raises:
-        PlanError: If they are malformed.
-    """
+    """Parse the arguments of the mark."""
     if metric is not None and not isinstance(metric, str):
         raise PlanError(f'metric is {metric!r}, needs one metric name, such as metric="energy_j"')
     if budget is None and threshold is None:
@@ -247,13 +221,7 @@ def parse_gate(metric: str | None, budget: str | None, threshold: str | None) ->
 def select_criteria(
     fail_on: Sequence[Threshold], mark: Threshold | None = None, common: Rule = DEFAULT_RULE
 ) -> list[Criterion]:
-    """Return the criteria of a test: its gates or, without any, its default metric for display.
-
-    Args:
-        fail_on: Thresholds for all tests.
-        mark: Threshold from a mark of the test. It overrides that of the same metric for all tests.
-        common: The rule to apply the thresholds to.
-    """
+    """Return the criteria of a test: its gates or, without any, its default metric for display."""
     criteria = [
         Criterion(each.metric, each.rule(common), gated=True)
         for each in fail_on
@@ -269,16 +237,7 @@ def parse_criteria(
     metrics: Sequence[str],
     floor: float | None = None,
 ) -> list[Criterion]:
-    """Parse a command line: each metric once, with its threshold or the common rule.
-
-    Args:
-        fail_on: Values of ``--fail-on``.
-        metrics: Values of ``--metric``.
-        floor: Value of ``--floor``; None is the default.
-
-    Raises:
-        PlanError: If a metric or a threshold is invalid, or a metric has two.
-    """
+    """Parse a command line: each metric once, with its threshold or the common rule."""
     common = rule_with_floor(floor)
     thresholds = [parse_fail_on(text) for text in fail_on]
     names = [check_metric(name) for name in metrics]
@@ -325,10 +284,7 @@ def suggest_remedy(
 ) -> str:
     """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
 
-    Args:
-        comparisons: Those that are inconclusive.
-        rounds: The words for more rounds.
-        in_turn: Whether sessions of both sides alternated, of which each has a value of a custom metric.
+    Sessions that were measured ``in_turn`` have a value of a custom metric each.
     """
     found = set[str]()
     for each in comparisons:
@@ -358,51 +314,40 @@ def _rounds_can_decide(comparison: Comparison) -> bool:
 
 
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
-    """Return a line for each gate that no test could fail: none has its metric, or its threshold is too high.
-
-    Args:
-        comparisons: Those of metrics with a gate.
-    """
+    """Return a line for each gate that no test could fail: none has its metric, or none reaches its limit."""
+    comparisons = list(comparisons)
     by_gate: dict[tuple[str, float], list[Comparison]] = {}
-    used: set[str] = set()
     for each in comparisons:
-        if each.gated or each.rule_applied:
-            used.add(each.metric)
         if each.verdict not in ("new", "removed"):
             limit = each.rule.threshold_absolute if each.rule is not None else 0.0
             by_gate.setdefault((each.metric, limit), []).append(each)
+    used = {each.metric for each in comparisons if each.gated or each.rule_applied}
     lines = []
     for (metric, limit), found in by_gate.items():
+        decided = [each for each in found if each.gated and each.rule_applied]
         if metric not in used:
             lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        decided = [each for each in found if each.gated and each.rule_applied]
-        # A log-likelihood is negative.
-        sizes = [max(abs(each.base or 0.0), abs(each.head or 0.0)) for each in decided]
-        highest = max(sizes, default=limit)
-        # Without a ratio, as near zero, the absolute part decides alone.
-        if highest < limit and all(each.ratio is not None for each in decided):
+        # Without a ratio, as near zero, the absolute part decides alone. A log-likelihood is negative.
+        elif decided and all(
+            each.ratio is not None and max(abs(each.base or 0.0), abs(each.head or 0.0)) < limit
+            for each in decided
+        ):
             unit = f" {shown_unit(found[0].unit)}".rstrip()
             lines.append(
-                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, "
-                f"is above every value, at most {format_number(highest, 4)}{unit}"
+                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, is "
+                "above every value"
             )
     return list(dict.fromkeys(lines))
 
 
 def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion]) -> list[str]:
-    """Return a note for each metric that marks of the tests gate, and the criteria do not.
-
-    Args:
-        records: Those of the baseline and of the head, with the comparisons of their runs.
-        criteria: Metrics that the command compares.
-    """
+    """Return a note for each metric that marks of the tests gate, and the criteria do not."""
     named = {each.metric for each in criteria}
     unchecked: dict[str, dict[str, float]] = {}
     for record in records:
         for each in record.comparisons:
-            if each.gated and each.metric not in named:
-                threshold = each.rule.threshold if each.rule is not None else DEFAULT_RULE.threshold
-                unchecked.setdefault(each.metric, {})[record.id] = threshold
+            if each.gated and each.metric not in named and each.rule is not None:
+                unchecked.setdefault(each.metric, {})[record.id] = each.rule.threshold
     return [
         f"the gate of {count_tests(len(found))} on {metric} is not checked here; "
         f"add --fail-on={metric}:{min(found.values()) * 100:.3g}%"
@@ -439,9 +384,5 @@ def exit_code(compared: ComparedReports) -> int:
 
 def list_over_budget(base: Report, head: Report) -> list[Record]:
     """Return the tests that exceed their budget on the head but not on the baseline."""
-    base_records: Mapping[str, Record] = {record.id: record for record in base.records}
-    return [
-        record
-        for record in head.records
-        if record.failed_gate and not (record.id in base_records and base_records[record.id].failed_gate)
-    ]
+    before = {record.id for record in base.records if record.failed_gate}
+    return [record for record in head.records if record.failed_gate and record.id not in before]

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import hypot, pi, sqrt
 from statistics import NormalDist, median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Logarithms of rounds. Lists, since most comparisons have a dozen, for which arrays are slower.
 Logs = Sequence[float]
@@ -53,6 +54,8 @@ NORMAL = NormalDist()
 @lru_cache(maxsize=512)
 def _exact_distribution(n: int, m: int | None) -> Logs:
     """P(statistic <= 0), P(statistic <= 1) and so on, of ``rank_cdf``."""
+    import numpy as np
+
     # Integers of Python, which are exact at any size.
     counts: npt.NDArray[Any] = np.zeros((n * m if m is not None else n * (n + 1) // 2) + 1, dtype=object)
     counts[0] = 1
@@ -72,11 +75,7 @@ def _exact_distribution(n: int, m: int | None) -> Logs:
 def rank_cdf(statistic: int, n: int, m: int | None = None) -> float:
     """Return the probability of at most this statistic if nothing differs, and no values are equal.
 
-    Args:
-        statistic: Mann and Whitney's U of samples of ``n`` and ``m``; without ``m``, Wilcoxon's W of ``n``
-            differences.
-        n: Number of values.
-        m: Number of values of the other sample.
+    It is Mann and Whitney's U of two samples; without ``m``, Wilcoxon's W of ``n`` differences.
     """
     if statistic < 0:
         return 0.0
@@ -104,23 +103,14 @@ def limit_rank(alpha: float, n: int, m: int | None = None) -> int:
 
 
 class Shift(NamedTuple):
-    """The shift of logarithms from baseline to head.
-
-    Attributes:
-        value: The estimate.
-        low: One-sided lower limit; ``None`` if the rounds are too few for limits at this alpha.
-        high: One-sided upper limit.
-        p_more: P-value of the rank test against "the head is not larger"; ties make it larger.
-        p_less: P-value against "the head is not smaller".
-        error: Standard error if the scatter is normal.
-    """
+    """The shift of logarithms from baseline to head, with one-sided limits."""
 
     value: float
-    low: float | None
+    low: float | None  # None if the rounds are too few for limits at this alpha
     high: float | None
-    p_more: float
-    p_less: float
-    error: float
+    p_more: float  # p-value of the rank test against "the head is not larger"; ties make it larger
+    p_less: float  # the same against "the head is not smaller"
+    error: float  # standard error if the scatter is normal
 
     def widen_in_quadrature(self, by: float) -> Shift:
         """Combine the distance of each limit from the estimate with another, independent one."""
@@ -148,6 +138,8 @@ def standard_error(noise: float, n: int, m: int) -> float:
 
 def shift_of_samples(base: Logs, head: Logs, alpha: float, noise: float) -> Shift:
     """Compare all rounds of both sides."""
+    import numpy as np
+
     differences = np.subtract.outer(head, base).ravel()
     n, m = len(base), len(head)
     return _find_shift(differences, alpha, standard_error(noise, n, m), n, m)
@@ -155,6 +147,8 @@ def shift_of_samples(base: Logs, head: Logs, alpha: float, noise: float) -> Shif
 
 def shift_of_pairs(differences: Logs, alpha: float) -> Shift:
     """Compare the rounds of each pair, given as head minus baseline."""
+    import numpy as np
+
     n = len(differences)
     averages = np.add.outer(differences, differences)[np.triu_indices(n)] / 2
     return _find_shift(averages, alpha, RANKS_TO_MEAN * relative_spread(differences) / sqrt(n), n)

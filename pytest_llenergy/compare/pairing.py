@@ -27,11 +27,7 @@ Group = tuple[str, tuple[tuple[str, Primitive], ...]]
 
 
 def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Record]:
-    """Return the record of the last attempt of each test, by id: a rerun replaces earlier attempts.
-
-    Raises:
-        ReportError: If an attempt has two records, since choosing one would be arbitrary.
-    """
+    """Return the record of the last attempt of each test, by id: a rerun replaces earlier attempts."""
     last: dict[str, Record] = {}
     seen: set[tuple[str, int]] = set()
     for record in records:
@@ -122,14 +118,6 @@ def split_by_parameter(report: Report, origin: str, text: str) -> tuple[Report, 
 
     Tests of one function that are alike in all other parameters are paired. What else differs is a note of
     their comparison.
-
-    Args:
-        report: The run.
-        origin: Its name for messages.
-        text: Name of the parameter; ``NAME=VALUE`` chooses the value to compare with.
-
-    Raises:
-        PlanError: If no two tests differ in this parameter alone.
     """
     name, _, wanted = text.partition("=")
     records = select_last_attempts(report.records, origin).values()

@@ -87,16 +87,7 @@ def decide_stage(
     rule: Rule = DEFAULT_RULE,
     better: Direction = "less",
 ) -> StageResult:
-    """Compare all rounds so far, after ``stage`` stages (counted from 1).
-
-    Args:
-        base: All rounds of the baseline so far.
-        head: All rounds of the head so far.
-        stage: Number of stages measured, from 1.
-        stages: Pairs of each stage.
-        rule: The rule of a single stage.
-        better: Direction that is better.
-    """
+    """Compare all rounds so far, after ``stage`` stages (counted from 1)."""
     last = stage == len(stages.pairs)
     change_rule = rule_for_change(stage, stages, rule)
     by_change = compare_samples(base, head, change_rule, better, PAIRS) if change_rule is not None else None
@@ -171,11 +162,7 @@ def _spent_alpha(share: float, alpha: float) -> float:
 
 
 def parse_pairs(text: str) -> Stages:
-    """Parse the pairs of each stage, such as ``"6+6"``, ``"12"`` or ``"6+6+18"``.
-
-    Raises:
-        PlanError: If the text is not such a sum, or the first stage has too few pairs for a verdict.
-    """
+    """Parse the pairs of each stage, such as ``"6+6"``, ``"12"`` or ``"6+6+18"``."""
     if not re.fullmatch(r"\s*\d{1,4}(\s*\+\s*\d{1,4})*\s*", text):
         raise PlanError(f"invalid pairs {text!r}; expected the pairs of each stage, such as '6+6' or '12'")
     pairs = tuple(int(number) for number in text.split("+"))

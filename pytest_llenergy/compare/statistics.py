@@ -49,7 +49,7 @@ MEDIAN_TO_MEAN = sqrt(pi / 2)
 COVERAGE_FACTOR = 2.0
 #: Probability with which the minimum detectable change is found.
 POWER = 0.9
-#: Values whose logarithms differ by more than this (a factor of 1e43) are not rounds of one workload.
+#: Largest range of logarithms, a factor of 1e43: larger ones may overflow, and are not of one workload.
 MAX_LOG_RANGE = 100.0
 #: Standard deviation of the level between sessions of the same code if no history tells: a stored baseline
 #: was measured at another temperature, at another time of day, often after a restart.
@@ -61,16 +61,10 @@ MIN_TESTS_TO_CORRECT = 10
 
 
 class Design(NamedTuple):
-    """How the rounds of the two sides were measured.
+    """How the rounds of the two sides were measured."""
 
-    Attributes:
-        interleaved: Whether they alternate in pairs, so that slow changes affect both alike.
-        session_spread: Standard deviation of the relative level between sessions, if the sides are from
-            separate ones.
-    """
-
-    interleaved: bool = False
-    session_spread: float = 0.0
+    interleaved: bool = False  # whether they alternate in pairs, so that slow changes affect both alike
+    session_spread: float = 0.0  # standard deviation of the relative level between separate sessions
 
 
 #: Rounds of one session that do not alternate; pairs of rounds (``llenergy ab``); a stored baseline.
@@ -78,28 +72,14 @@ ONE_SESSION, PAIRS, STORED = Design(), Design(interleaved=True), Design(session_
 
 
 class Sample(NamedTuple):
-    """Rounds of one side, in the order of measurement.
-
-    Attributes:
-        values: The values.
-        uncertainties: The meter's standard uncertainties that differ from round to round, in the same unit:
-            one for each value, or empty if the metric has none.
-        unit: The unit, for messages.
-        shared: The meter's standard uncertainties that all rounds share, likewise.
-        pairs: The number of the pair of each value; empty if the rounds do not alternate.
-        load: Cores that other processes used in each round; empty if unknown.
-    """
+    """Rounds of one side, in the order of measurement. Other fields than ``values`` are empty if unknown."""
 
     values: Sequence[float]
-    uncertainties: Sequence[float] = ()
-    unit: str = ""
-    shared: Sequence[float] = ()
-    pairs: Sequence[int] = ()
-    load: Sequence[float] = ()
-
-    def describe(self, value: float) -> str:
-        """Format a value with its unit."""
-        return f"{value:g} {shown_unit(self.unit)}".rstrip()
+    uncertainties: Sequence[float] = ()  # the meter's standard uncertainties that differ between rounds
+    unit: str = ""  # for messages
+    shared: Sequence[float] = ()  # the meter's standard uncertainties that all rounds share
+    pairs: Sequence[int] = ()  # the number of the pair of each value, if the rounds alternate
+    load: Sequence[float] = ()  # cores that other processes used in each round
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -150,8 +130,12 @@ def compare_samples(
     if fault is None and better == "more" and _is_total_loss(base, head, rule):
         lost = invalid.changed_to("regressed", "every round of head has 0")
         return msgspec.structs.replace(lost, ratio=0.0)
-    fault = fault or _find_fault("head", head) or _find_range_fault(base, head)
+    fault = fault or _find_fault("head", head)
     if fault is not None:
+        return invalid.changed_to("invalid", fault)
+    least, most = min(*base.values, *head.values), max(*base.values, *head.values)
+    if log(most) - log(least) > MAX_LOG_RANGE:
+        fault = f"values from {least:g} to {most:g} cannot be rounds of one workload"
         return invalid.changed_to("invalid", fault)
     # Positive is worse until the estimate is made.
     sign = 1 if better == "less" else -1
@@ -195,10 +179,10 @@ def compare_samples(
         p=p_worse,
         p_improved=p_better,
         noise=noise,
+        # As large as these rounds or pairs make it.
         detectable=minimum_detectable_change(
-            # As large as these rounds or pairs make it.
             hypot(shift.error, sqrt(2) * design.session_spread),
-            _with_relative_threshold(rule, base),
+            replace(rule, threshold=max(rule.threshold, rule.threshold_absolute / median(base.values))),
             alpha=alpha,
             meter=meter,
         ),
@@ -233,24 +217,10 @@ def minimum_detectable_change(error: float, rule: Rule, *, alpha: float, meter: 
     """Return the relative change that nine of ten comparisons call a regression.
 
     The estimate must reach the threshold and the lower limit the floor, each with the probability ``POWER``.
-
-    Args:
-        error: Standard error of the logarithm of the ratio (``limits.standard_error``).
-        rule: The rule; its absolute threshold is ignored.
-        alpha: One-sided error probability of the limits.
-        meter: Standard uncertainty of the ratio due to the meters alone.
     """
     z_power, z_limit = normal_quantile(POWER), normal_quantile(1 - alpha)
     by_threshold = max(log1p(rule.threshold), COVERAGE_FACTOR * meter) + z_power * error
     return expm1(min(MAX_LOG_RANGE, max(by_threshold, log1p(rule.floor) + (z_limit + z_power) * error)))
-
-
-def _with_relative_threshold(rule: Rule, base: Sample) -> Rule:
-    """Express the absolute threshold as a change relative to the baseline."""
-    if not rule.threshold_absolute:
-        return rule
-    absolute = min(rule.threshold_absolute / median(base.values), exp(MAX_LOG_RANGE))
-    return replace(rule, threshold=max(rule.threshold, absolute))
 
 
 def _find_fault(name: str, side: Sample) -> str | None:
@@ -259,15 +229,9 @@ def _find_fault(name: str, side: Sample) -> str | None:
     # A quick test for finite values above zero. min() may miss a NaN; a sum does not.
     if not (0 < sum(side.values) < inf and min(side.values) > 0):
         bad = next(each for each in side.values if not 0 < each < inf)
-        return f"{name} has a value of {side.describe(bad)}; a ratio needs finite values above zero"
+        shown = f"{bad:g} {shown_unit(side.unit)}".rstrip()
+        return f"{name} has a value of {shown}; a ratio needs finite values above zero"
     return None
-
-
-def _find_range_fault(base: Sample, head: Sample) -> str | None:
-    least, most = min(*base.values, *head.values), max(*base.values, *head.values)
-    if log(most) - log(least) <= MAX_LOG_RANGE:
-        return None
-    return f"values from {least:g} to {base.describe(most)} cannot be rounds of one workload"
 
 
 def _is_total_loss(base: Sample, head: Sample, rule: Rule) -> bool:

@@ -8,6 +8,7 @@ rounds then shows how much sessions differ, which the rounds of a single session
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
@@ -19,7 +20,7 @@ from pytest_llenergy.compare.history.spread import StoredEstimator
 from pytest_llenergy.compare.rule import NEEDS_SESSIONS, Rule
 from pytest_llenergy.compare.statistics import MIN_ROUNDS, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.record.base import MALFORMED, Primitive
+from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.environment import Environment, Host, environment_key
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Record, Round
@@ -32,102 +33,67 @@ TOOL, SECONDS = "pytest-benchmark", "duration_s"
 MOST_ROUNDS = 50
 
 
-class _Stats(msgspec.Struct):
-    median: float
-    data: list[float] = []
-
-
-class _Benchmark(msgspec.Struct):
-    fullname: str
-    stats: _Stats
-    params: dict[str, Any] | None = None
-
-
-class _Cpu(msgspec.Struct):
-    brand_raw: str = "unknown"
-    count: int = 0
-
-
-class _Machine(msgspec.Struct):
-    node: str = ""
-    machine: str = ""
-    system: str = ""
-    python_version: str = ""
-    cpu: _Cpu = msgspec.field(default_factory=_Cpu)
-
-
-class _Commit(msgspec.Struct):
-    id: str | None = None
-    branch: str | None = None
-    dirty: bool | None = None
-
-
-class _File(msgspec.Struct):
-    machine_info: _Machine
-    commit_info: _Commit
-    benchmarks: list[_Benchmark]
-    datetime: str
-
-
 def is_timings(data: bytes) -> bool:
     """Whether the data looks like the JSON of pytest-benchmark, which begins with the machine."""
     return data[:200].lstrip().startswith(b"{") and b'"machine_info"' in data[:200]
 
 
 def decode_timings(data: bytes, origin: str) -> Report:
-    """Decode the JSON of one session. A test without the data of its rounds has one round, the median.
-
-    Raises:
-        ReportError: If it is broken.
-    """
+    """Decode the JSON of one session. A test without the data of its rounds has one round, the median."""
     try:
-        content = msgspec.json.decode(data, type=_File)
-    except MALFORMED as error:
-        raise ReportError(f"{origin}: not the JSON of pytest-benchmark ({error})") from None
-    machine, commit = content.machine_info, content.commit_info
-    host = Host(
-        name=machine.node,
-        system=machine.system,
-        machine=machine.machine,
-        cpu_model=machine.cpu.brand_raw,
-        logical_cpus=machine.cpu.count,
-        memory_bytes=0,
-        load_average=None,
-    )
+        content = json.loads(data)
+        machine, commit, day = content["machine_info"], content["commit_info"], content["datetime"]
+        cpu = machine.get("cpu", {})
+        host = Host(
+            name=machine.get("node", ""),
+            system=machine.get("system", ""),
+            machine=machine.get("machine", ""),
+            cpu_model=cpu.get("brand_raw", "unknown"),
+            logical_cpus=cpu.get("count", 0),
+            memory_bytes=0,
+            load_average=None,
+        )
+        records = [
+            _record(each["fullname"], each.get("params") or {}, _list_rounds(each["stats"]))
+            for each in content["benchmarks"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ReportError(f"{origin}: not the JSON of pytest-benchmark ({error!r})") from None
+    known = commit.get("id") not in (None, "unversioned")
     return Report(
         schema_version=SCHEMA_VERSION,
         tool=Tool(name=TOOL, version=""),
         run=RunInfo(
             id=hashlib.sha256(data).hexdigest()[:12],
-            started_at=content.datetime,
-            finished_at=content.datetime,
+            started_at=day,
+            finished_at=day,
             complete=True,
             argv=[],
             exit_status=None,
         ),
         source=Source(
-            commit=None if commit.id == "unversioned" else commit.id, branch=commit.branch, dirty=commit.dirty
+            commit=commit["id"] if known else None, branch=commit.get("branch"), dirty=commit.get("dirty")
         ),
         environment=Environment(
             key=environment_key(host, []),
             host=host,
             gpus=[],
             driver=None,
-            python=machine.python_version,
+            python=machine.get("python_version", ""),
             packages={},
         ),
-        records=[
-            _record(each.fullname, each.params or {}, _stretches(each.stats)) for each in content.benchmarks
-        ],
+        records=records,
     )
 
 
-def _stretches(stats: _Stats) -> list[float]:
-    count = len(stats.data)
+def _list_rounds(stats: dict[str, Any]) -> list[float]:
+    """Return the seconds of rounds; of thousands, the medians of stretches."""
+    data = [float(each) for each in stats.get("data", ())]
+    count = len(data)
     if count <= MOST_ROUNDS:
-        return stats.data or [stats.median]
+        return data or [float(stats["median"])]
     borders = [place * count // MOST_ROUNDS for place in range(MOST_ROUNDS + 1)]
-    return [median(stats.data[start:end]) for start, end in pairwise(borders)]
+    return [median(data[start:end]) for start, end in pairwise(borders)]
 
 
 def _record(name: str, params: dict[str, Any], seconds: Sequence[float], *, sessions: bool = False) -> Record:
@@ -151,14 +117,7 @@ def _record(name: str, params: dict[str, Any], seconds: Sequence[float], *, sess
 
 
 def join_sessions(files: Sequence[tuple[str, bytes]]) -> Report:
-    """Join sessions of one commit into a report in which each session is a round.
-
-    Args:
-        files: Name and content of each file.
-
-    Raises:
-        ReportError: If one is broken or a copy, or they are of different machines or commits.
-    """
+    """Join sessions of one commit into a report in which each session is a round."""
     reports = [decode_timings(data, name) for name, data in files]
     names: dict[str, str] = {}
     for (name, _), report in zip(files, reports, strict=True):
@@ -168,11 +127,9 @@ def join_sessions(files: Sequence[tuple[str, bytes]]) -> Report:
     seconds: dict[str, list[float]] = {}
     params: dict[str, dict[str, Any]] = {}
     for (name, _), report in zip(files, reports, strict=True):
-        for fact in ("environment.key", "source.commit"):
-            owner, attribute = fact.split(".")
-            if getattr(getattr(report, owner), attribute) != getattr(getattr(first, owner), attribute):
-                what = "machine" if owner == "environment" else "commit"
-                raise ReportError(f"{name} is of another {what} than {files[0][0]}; a side has one {what}")
+        sides = report.environment and report.environment.key, report.source.commit
+        if sides != (first.environment and first.environment.key, first.source.commit):
+            raise ReportError(f"{name} is of another machine or commit than {files[0][0]}")
         for record in report.records:
             seconds.setdefault(record.id, []).append(record.metrics[SECONDS].value or 0.0)
             params[record.id] = record.params

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.ab.schedule import plan_schedule
 from pytest_llenergy.ab.session import SessionFiles
+from pytest_llenergy.ab.sides import plan_schedule
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.stages import parse_pairs
 from pytest_llenergy.record.comparison import Comparison
@@ -105,14 +105,6 @@ def test_tests_that_more_sessions_cannot_decide_are_not_run_again(
     assert found["test_fails"].reason == "the head test failed (session 2: boom)"
     (fails_record,) = [each for each in project.paired().base.records if each.id.endswith("fails")]
     assert len(fails_record.rounds) == 2
-    assert "head: failed in sessions: t.py::test_fails (1 of 4)" in project.paired().compared.notes
-
-
-def test_renamed_test_is_one_test(project: Project, sessions: FakeSessions) -> None:
-    two_commits(project, {A: 10.0}, {"t.py::test_z": 11.0})
-    assert project.ab(*PAIRS).status == 1
-    assert (found_of(project)["test_z"].verdict, found_of(project)["test_z"].n_base) == ("regressed", 8)
-    assert project.paired().compared.notes == [f"renamed, and compared: {A} -> t.py::test_z"]
 
 
 @pytest.mark.parametrize(("base", "status"), [(9.0, 0), (11.0, 1)])
@@ -232,7 +224,7 @@ def test_fresh_discards_and_keep_is_not_resumed(project: Project, sessions: Fake
     assert sessions.ran[3:] == ["001-base.1", "002-head.1", "003-head.1", "004-base.1"]
     assert project.git("worktree", "list").count("\n") == 2
     (state,) = (project.path / ".llenergy" / "ab").glob("*/")
-    assert len(list(state.glob("sessions/*/report.json"))) == 4
+    assert len(list(state.glob("kept/*/report.json"))) == 4
     # What was asked, such as a key among options, is not written anywhere.
     assert not any(b"pytest" in path.read_bytes()[:200] for path in state.glob("*") if path.is_file())
     assert project.ab(*PAIRS).status == 0

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.ab.join import SideSessions, list_excluded_rounds
-from pytest_llenergy.record.record import Flag, Metric, Record
+from pytest_llenergy.record.record import Flag, Record
 from pytest_llenergy.record.report import Report, SideName
 from pytest_llenergy.record.round_metric import is_valid
 
@@ -44,17 +44,6 @@ def test_record_has_the_rounds_of_all_sessions() -> None:
     assert record.metrics["energy_j"].value == pytest.approx(median(LEVEL) / 2)
 
 
-def test_flops_come_from_the_first_session() -> None:
-    flops = {"flops": Metric(value=1000, unit="FLOP", n=1, source="counted")}
-    reports = [one(each) for each in LEVEL]
-    first = msgspec.structs.replace(reports[0].records[0], metrics={**reports[0].records[0].metrics, **flops})
-    metrics = join(sessions_of(report_of(first), *reports[1:])).metrics
-    energy = metrics["energy_j"].value
-    assert energy is not None
-    assert metrics["flops"].value == 1000
-    assert metrics["energy_per_flop_j"].value == pytest.approx(energy / 1000)
-
-
 def test_session_without_joules_loses_only_its_round() -> None:
     lost = one(None, status="invalid", reason="the counter stood still")
     side = sessions_of(one(10.0), lost, one(10.0))
@@ -84,12 +73,6 @@ def test_failure_in_any_session_is_a_failure() -> None:
     # It was measured in another session, and so worked.
     assert (record.status, record.reason, len(record.rounds)) == ("invalid", "session 2: boom", 1)
     assert join(sessions_of(*side.reports[1:])).status == "failed"
-
-
-def test_test_over_its_budget_is_still_measured() -> None:
-    side = sessions_of(one(10.0, status="failed", failed_gate=True), one(10.0), name="head")
-    assert not side.undecidable
-    assert (join(side).status, join(side).failed_gate) == ("measured", False)
 
 
 def test_a_budget_that_one_session_of_the_base_exceeds_is_close() -> None:
@@ -137,15 +120,7 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     assert message[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
 
 
-def test_load_does_not_exclude_rounds() -> None:
-    assert REPORT.environment is not None
-    busy = msgspec.structs.replace(REPORT.environment, host=msgspec.structs.replace(HOST, load_average=9.0))
-    moved = msgspec.structs.replace(one(10.0), environment=busy)
-    assert list_excluded_rounds(join(sessions_of(one(10.0), moved))) == []
-
-
 def test_measurement_of_an_earlier_attempt_counts_once() -> None:
     side = SideSessions("head")
     side.add(1, [one(10.0), one(20.0)])
     assert [each.energy_j for each in join(side).rounds] == [10.0]
-    assert len(side.sessions) == 2

@@ -15,6 +15,12 @@ from pytest_llenergy.errors import PlanError
 from .project import Project
 
 
+def repository_of(directory: Path) -> Repository:
+    found = find_repository(directory)
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def forked(project: Project) -> tuple[Repository, str]:
     """A branch, a main branch that has moved on, and their merge base."""
@@ -25,7 +31,7 @@ def forked(project: Project) -> tuple[Repository, str]:
     project.write("moved.txt", "on")
     project.commit()
     project.git("checkout", "-q", "feature")
-    return find_repository(project.path), parted
+    return repository_of(project.path), parted
 
 
 def test_three_dots_are_the_merge_base(forked: tuple[Repository, str]) -> None:
@@ -41,28 +47,15 @@ def test_default_base_is_the_merge_base_with_the_default_branch(
     assert found.find_default_base(found.resolve_commit("HEAD")) == (parted, "main")
 
 
-def test_missing_default_branch_asks_for_a_base(forked: tuple[Repository, str], project: Project) -> None:
-    project.git("branch", "-q", "-M", "main", "trunk")
-    with pytest.raises(PlanError, match=r"^found no default branch .*; name the baseline with --base REF$"):
-        forked[0].find_default_base("HEAD")
-
-
 def test_shallow_clone_is_named_as_the_reason(project: Project, tmp_path: Path) -> None:
     project.commit()
     project.git("clone", "-q", "--depth=1", project.path.as_uri(), str(tmp_path / "shallow"))
     with pytest.raises(PlanError, match=r"this clone is shallow: git fetch --unshallow"):
-        find_repository(tmp_path / "shallow").resolve_commit("HEAD~1")
-
-
-def test_git_variables_of_a_hook_are_ignored(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    assert find_repository(project.path).root == project.path
+        repository_of(tmp_path / "shallow").resolve_commit("HEAD~1")
 
 
 def test_working_tree_name_depends_on_files_that_matter(project: Project) -> None:
-    found = find_repository(project.path)
+    found = repository_of(project.path)
     clean = found.hash_working_tree()
     project.write(".git/info/exclude", "*.log\n")
     for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "some.log"):
@@ -81,7 +74,7 @@ def test_working_tree_name_depends_on_files_that_matter(project: Project) -> Non
 
 
 def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> None:
-    found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
+    found, place = repository_of(project.path), tmp_path / "checkouts" / "base"
     commit = found.resolve_commit("HEAD")
     found.check_out(commit, place)
     (place / "work.py").unlink()
@@ -95,7 +88,7 @@ def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> 
 
 def test_worktrees_of_the_user_are_kept(project: Project, tmp_path: Path) -> None:
     """Also one whose disk is not there just now."""
-    found, place = find_repository(project.path), tmp_path / "checkouts" / "base"
+    found, place = repository_of(project.path), tmp_path / "checkouts" / "base"
     project.git("worktree", "add", "-q", "--detach", str(tmp_path / "users"))
     (tmp_path / "users").rename(tmp_path / "away")
     found.check_out(found.resolve_commit("HEAD"), place)
@@ -115,7 +108,7 @@ def test_hooks_and_large_files_of_the_user_stay_out_of_checkouts(project: Projec
     for name, value in (("smudge", "no-git-lfs"), ("process", "no-git-lfs"), ("required", "true")):
         project.git("config", f"filter.lfs.{name}", value)
     place = tmp_path / "base"
-    find_repository(project.path).check_out(commit, place)
+    repository_of(project.path).check_out(commit, place)
     assert (place / "weights.bin").read_text().startswith("version")
 
 
@@ -123,17 +116,7 @@ def test_git_s_own_reason_is_given_in_full(project: Project) -> None:
     """Not the owner of a directory, which the settings of the machine may allow."""
     project.write(".git/config", "[\n")
     with pytest.raises(PlanError, match=r"^git: fatal: bad config line 1 in file .*config"):
-        find_repository(project.path)
-
-
-def test_submodules_and_lfs_files_are_noted_as_missing(project: Project) -> None:
-    found = find_repository(project.path)
-    assert found.list_omissions(found.resolve_commit("HEAD")) == []
-    project.write(".gitmodules", '[submodule "x"]\n\tpath = x\n\turl = ../x\n')
-    project.write(".gitattributes", "*.bin filter=lfs diff=lfs\n")
-    message = found.list_omissions(project.commit())
-    assert "submodules, which are not checked out" in message[0]
-    assert "uses Git LFS: its files are pointers" in message[1]
+        repository_of(project.path)
 
 
 def test_the_user_s_own_ssh_command_fetches_what_a_partial_clone_lacks(
@@ -147,5 +130,5 @@ def test_the_user_s_own_ssh_command_fetches_what_a_partial_clone_lacks(
     ssh.chmod(0o755)
     url = f"ssh://none.invalid{project.path}"
     project.git("clone", "-qn", "--filter=blob:none", "-c", f"core.sshCommand={ssh}", url, str(clone))
-    find_repository(clone).check_out(project.git("rev-parse", "HEAD"), tmp_path / "base")
+    repository_of(clone).check_out(project.git("rev-parse", "HEAD"), tmp_path / "base")
     assert (tmp_path / "base" / "work.py").exists()

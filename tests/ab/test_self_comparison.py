@@ -6,19 +6,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_llenergy.ab import campaign
-from pytest_llenergy.ab.floors import apply_floors, certain_change, estimate_floor
-from pytest_llenergy.ab.self_comparison import keep_floors, render_self_comparison, summarize, wilson_limits
+from pytest_llenergy.ab.self_comparison import apply_floors, wilson_limits
 from pytest_llenergy.ab.session import SessionFiles
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.report import PairedReport
 from pytest_llenergy.report.store import read_paired_report
 
@@ -125,18 +121,6 @@ def test_later_comparisons_use_the_floor_and_say_so_unless_one_is_named(
     assert (named.status, "A/A comparisons" in named.err) == (1, False)
 
 
-def test_too_large_a_floor_is_not_kept(repeated: tuple[Project, Result], tmp_path: Path) -> None:
-    noisy = []
-    for paired in read_comparisons(repeated[0]):
-        found = [msgspec.structs.replace(each, low=1.3, high=1.4) for each in paired.compared.comparisons]
-        compared = msgspec.structs.replace(paired.compared, comparisons=found)
-        noisy.append(msgspec.structs.replace(paired, compared=compared))
-    result = summarize(noisy, "x")
-    assert not keep_floors(tmp_path, result).kept
-    assert not any(tmp_path.iterdir())
-    assert "above 25%, too large to be kept" in render_self_comparison(result)
-
-
 @pytest.mark.parametrize("floor", ["1e400", "-0.1", "NaN"])
 def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Result], floor: str) -> None:
     project = repeated[0]
@@ -195,23 +179,6 @@ def test_the_working_tree_is_compared_with_itself(project: Project, sessions: Fa
 )
 def test_unsuitable_options_are_refused(project: Project, args: list[str], message: str) -> None:
     assert project.error(*args, "--", "pytest").startswith(message)
-
-
-def test_floor_of_many_estimates_is_a_quantile() -> None:
-    # 38 of 40 are 95 %.
-    assert estimate_floor([number / 1000 for number in range(1, 41)]) == pytest.approx(0.038)
-    assert estimate_floor([0.0204, 0.001]) == pytest.approx(0.021)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "change"),
-    [(0.98, 1.03, 0.0), (1.02, 1.05, 0.02), (0.9, 1 / 1.04, 0.04), (None, None, None)],
-)
-def test_scatter_of_rounds_is_not_certain(low: float, high: float, change: float | None) -> None:
-    found = Comparison(
-        id="t.py::t", metric="energy_j", unit="J", verdict="unchanged", reason="", low=low, high=high
-    )
-    assert certain_change(found) == (None if change is None else pytest.approx(change))
 
 
 def test_wilson_limits() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.ab.imports import SAME_CODE
+from pytest_llenergy.ab.sides import SAME_CODE
 from pytest_llenergy.report.store import read_report
 
 from ..conftest import TEN_WATTS

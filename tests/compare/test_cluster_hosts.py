@@ -64,18 +64,6 @@ def test_another_kind_of_host_is_listed(changes: dict[str, Any], line: str) -> N
     assert device_differences(PAIR, PAIR, alike, alike) == []
 
 
-@pytest.mark.parametrize("changes", [{"load_average": 9.0}, {"system": "Linux 6.9"}])
-def test_load_and_kernel_do_not_count_as_in_a_local_run(changes: dict[str, Any]) -> None:
-    there = on(node("n1", **changes), node("n2"))
-    assert device_differences(PAIR, PAIR, on(node("n1"), node("n2")), there) == []
-
-
-def test_the_host_of_pytest_does_not_count() -> None:
-    elsewhere = node("workstation", cpu_model="Apple M4").with_hosts({"n1": node("n1"), "n2": node("n2")})
-    assert device_differences(PAIR, PAIR, on(node("n1"), node("n2")), elsewhere) == []
-    assert comparison_notes(PAIR, PAIR, on(node("n1"), node("n2")), elsewhere) == []
-
-
 def test_unlike_hosts_are_compared_by_what_they_are_in_whatever_order_they_come() -> None:
     kinds: list[dict[str, Any]] = [{"logical_cpus": 32}, {"memory_bytes": 2**37}, {}]
     runs: list[tuple[Record, Environment]] = []
@@ -93,13 +81,6 @@ def test_hosts_that_have_each_other_s_parts_are_others() -> None:
     base = on(node("n1", cpu_model="A", logical_cpus=64), node("n2", cpu_model="B", logical_cpus=96))
     head = on(node("n1", cpu_model="A", logical_cpus=96), node("n2", cpu_model="B", logical_cpus=64))
     assert device_differences(PAIR, PAIR, base, head) == ["cpu.count: 64, 96 -> 96, 64"]
-
-
-def test_a_host_of_a_cluster_equals_the_same_host_of_a_local_run() -> None:
-    assert device_differences(CPU, ranks_on("n1"), node("n1"), on(node("n1"))) == []
-    assert device_differences(CPU, ranks_on("n1"), node("n1"), on(node("n1", logical_cpus=8))) == [
-        "cpu.count: 64 -> 8"
-    ]
 
 
 def test_a_test_on_the_host_of_pytest_in_a_run_on_a_cluster() -> None:

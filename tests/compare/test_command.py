@@ -16,11 +16,9 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, render_comparison
-from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.record.comparison import AppliedRule, ComparedReports, Comparison
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.report import PairedReport, Report, encode_paired_report, encode_report
+from pytest_llenergy.record.report import Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
 
 from ..record.reports import HOST, REPORT
@@ -55,30 +53,6 @@ def of(*records: Record) -> Report:
     return report_of(*records)
 
 
-def test_change_below_the_floor_is_unchanged(compare: Compare) -> None:
-    assert compare(of(record_of()), of(WORSE), "--floor=5%")[0] == 1
-    status, out, _ = compare(of(record_of()), of(WORSE), "--floor=15%", "--format=json")
-    (found,) = json.loads(out)["comparisons"]
-    assert (status, found["verdict"]) == (0, "unchanged")
-    assert (found["rule"]["floor"], found["rule"]["tolerance"]) == (0.15, 0.15)
-    status, _, _ = compare(of(record_of()), of(WORSE), "--floor=12%", "--fail-on=energy_j:3%")
-    assert status == 0
-    status, _, err = compare(of(record_of()), of(WORSE), "--floor=much")
-    message = "llenergy compare: --floor=much: needs a share from 0 to 25%, such as 1% or 0.01\n"
-    assert (status, err) == (2, message)
-
-
-def test_table_shows_each_verdict(compare: Compare) -> None:
-    status, out, err = compare(of(record_of()), of(WORSE))
-    assert (status, err) == (1, "")
-    (row,) = [line for line in out.splitlines() if " regressed " in line and "%" in line and ";" not in line]
-    assert row.split()[:4] == ["test_decode[8]", "regressed", "625.3", "687.8"]
-    assert "mJ/token  +10.0%  +6." in row
-    assert out.splitlines()[-5].startswith("1 regressed; noise 0.")
-    assert out.splitlines()[-2] == "limits allow for 1.5% between sessions; llenergy ab finds smaller changes"
-    assert out.splitlines()[-1] == "1x NVIDIA H100 700 W, nvml (measured)"
-
-
 @pytest.mark.parametrize("odd", ["[/x]", "[red]", "\x1b[31m"])
 def test_text_of_a_report_is_not_terminal_markup(odd: str, compare: Compare) -> None:
     status, out, _ = compare(of(record_of()), of(WORSE), "--metric=energy_j", "--format=json")
@@ -105,23 +79,6 @@ def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) ->
     assert all(each.isprintable() or each == "\n" for each in out)
 
 
-def test_several_metrics_are_compared(compare: Compare) -> None:
-    options = (
-        "--fail-on=energy_j:20%",
-        "--fail-on=duration_s:3%",
-        "--metric=output_tokens_per_s",
-        "--format=json",
-    )
-    status, out, _ = compare(of(record_of()), of(WORSE), *options)
-    verdicts = {each["metric"]: each["verdict"] for each in json.loads(out)["comparisons"]}
-    assert verdicts == {
-        "energy_j": "worse",
-        "duration_s": "unchanged",
-        "output_tokens_per_s": "unchanged",
-    }
-    assert status == 0
-
-
 ELSEWHERE = msgspec.structs.replace(
     REPORT.environment,
     host=msgspec.structs.replace(HOST, logical_cpus=8),  # type: ignore[type-var]
@@ -130,34 +87,6 @@ VAGUE = record_of(joules=UNSURE)
 OTHER = record_of("t.py::other")
 FEW = record_of(joules=LEVEL[:3])
 LOST = record_of(joules=[None] * 6)
-
-
-@pytest.mark.parametrize(
-    ("base", "head", "options", "status", "message"),
-    [
-        (of(record_of()), of(record_of()), [], 0, "1 unchanged"),
-        (of(record_of()), of(record_of(joules=scaled(0.9))), [], 0, "1 improved"),
-        (of(record_of()), report_of(record_of(), environment=ELSEWHERE), [], 3, "cpu.count: 64 -> 8"),
-        (of(FEW), of(FEW), ["--inconclusive=pass"], 5, "a verdict needs at least 4 of each"),
-        (of(VAGUE), of(VAGUE), [], 0, "1 inconclusive"),
-        (of(VAGUE), of(VAGUE), ["--inconclusive=pass"], 0, "1 inconclusive"),
-        (of(VAGUE), of(VAGUE), ["--inconclusive=fail"], 4, "1 inconclusive"),
-        (of(LOST), of(record_of()), [], 5, "the counter stood still"),
-        (of(record_of("t.py::a")), of(record_of("t.py::b", params={})), [], 5, "1 new, 1 removed"),
-        (report_of(), report_of(), [], 5, "nothing to compare"),
-        (report_of(), of(record_of()), [], 0, "not in the baseline"),
-        (report_of(record_of(), complete=False), of(record_of()), [], 0, "did not finish"),
-        (of(record_of()), report_of(complete=False), [], 5, "missing in head.json, whose run did not finish"),
-        (of(record_of(), OTHER), report_of(record_of(), complete=False), [], 5, "missing in head.json"),
-        (report_of(record_of(), complete=False), of(record_of(), OTHER), [], 5, "missing in base.json"),
-    ],
-)
-def test_exit_code_depends_on_the_worst_verdict(
-    compare: Compare, base: Report, head: Report, options: list[str], status: int, message: str
-) -> None:
-    found = compare(base, head, *options)
-    assert found[0] == status
-    assert message in " ".join(found[1].split())
 
 
 def test_inconclusive_verdicts_give_a_warning(compare: Compare) -> None:
@@ -255,28 +184,6 @@ def test_journal_of_a_killed_run_can_be_compared(
     journal.close(remove=False)
     assert main(["compare", "base.json", "head.x.journal.jsonl"]) == 1
     assert "head.x.journal.jsonl is from a run that did not finish" in capsys.readouterr().out
-
-
-def test_file_of_ab_prints_its_verdicts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    base, head = of(record_of()), of(WORSE)
-    paired = PairedReport(
-        schema_version=REPORT.schema_version,
-        tool=REPORT.tool,
-        pairs="6+6",
-        complete=True,
-        sessions=[],
-        base=base,
-        head=head,
-        compared=compare_reports(base, head, ("base", "head"), [Criterion(gated=True)]),
-    )
-    Path("ab.json").write_bytes(encode_paired_report(paired))
-    assert main(["compare", "ab.json", "--format=json"]) == 1
-    assert json.loads(capsys.readouterr().out)["comparisons"][0]["verdict"] == "regressed"
-    assert main(["compare", "ab.json", "--metric=energy_j"]) == 2
-    assert "has verdicts already" in capsys.readouterr().err
 
 
 def test_budgets_and_marks_of_the_head_are_not_passed_over(compare: Compare) -> None:

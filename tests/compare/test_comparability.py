@@ -12,9 +12,6 @@ from pytest_llenergy.compare.comparability import (
     comparison_notes,
     describe_devices,
     device_differences,
-    device_facts,
-    fingerprint,
-    list_differences,
     work_differences,
     workload_differences,
     workload_key,
@@ -54,11 +51,6 @@ def test_different_host_is_listed(host: dict[str, Any], line: str) -> None:
     assert device_differences(RECORD, RECORD, HERE, on(host)) == [line]
 
 
-@pytest.mark.parametrize("host", [{"name": "bench-8"}, {"load_average": 9.0}, {"system": "Linux 6.9"}])
-def test_load_temperature_and_host_name_do_not_count(host: dict[str, Any]) -> None:
-    assert device_differences(RECORD, RECORD, HERE, on(host)) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -72,32 +64,10 @@ def test_different_board_is_listed(changes: dict[str, Any], line: str) -> None:
     assert device_differences(RECORD, RECORD, HERE, on(gpus=[board(**changes)])) == [line]
 
 
-def test_unused_boards_of_the_host_do_not_count() -> None:
-    more = on(gpus=[BOARD, board(uuid="GPU-z", name="NVIDIA L4", pci_bus_id="0000:99:00.0")])
-    assert device_differences(RECORD, RECORD, HERE, more) == []
-
-
 def test_number_of_boards_counts() -> None:
     two = msgspec.structs.replace(RECORD, devices=["GPU-a", "GPU-b"])
     there = on(gpus=[BOARD, board(uuid="GPU-b")])
     assert device_differences(RECORD, two, HERE, there) == ["gpu.count: 1 -> 2"]
-
-
-def ranks_on(*hosts: str) -> Record:
-    (rank,) = RECORD.ranks
-    ranks = [msgspec.structs.replace(rank, rank=number, host=host) for number, host in enumerate(hosts)]
-    return msgspec.structs.replace(RECORD, ranks=ranks)
-
-
-def test_a_test_on_several_hosts_is_another_experiment() -> None:
-    assert HERE is not None
-    there = HERE.with_hosts({"n1": HERE, "n2": HERE, "n3": HERE, "n4": HERE})
-    one_host, two_hosts = ranks_on("n1", "n1"), ranks_on("n1", "n2")
-    assert device_differences(one_host, two_hosts, there, there) == ["hosts: none -> 2"]
-    assert device_differences(two_hosts, ranks_on("n3", "n4"), there, there) == []
-    # The host of a run without a cluster has another name, which makes no difference.
-    assert device_differences(RECORD, ranks_on("n1"), HERE, there) == []
-    assert describe_devices(two_hosts, there).startswith("1x NVIDIA H100 700 W on 2 hosts, ")
 
 
 def test_mig_instance_differs_from_its_board() -> None:
@@ -162,13 +132,6 @@ def test_different_driver_or_host_is_a_note() -> None:
     ]
 
 
-def test_fingerprint_depends_on_the_facts() -> None:
-    facts = device_facts(RECORD, HERE)
-    assert fingerprint(facts) == fingerprint(dict(reversed(facts.items())))
-    assert fingerprint(facts) != fingerprint({**facts, "cpu.count": "8"})
-    assert list_differences(facts, {**facts, "cpu.count": "8"}) == ["cpu.count: 64 -> 8"]
-
-
 def test_devices_are_described_in_one_line() -> None:
     assert describe_devices(RECORD, HERE) == "1x NVIDIA H100 700 W, nvml (measured)"
     bare = msgspec.structs.replace(RECORD, devices=["cpu"], meters=[])
@@ -221,16 +184,6 @@ def test_different_workload_is_listed(changes: dict[str, Any], line: str) -> Non
     base, head = record_of(), record_of(**{"rounds": record_of().rounds, **changes})
     assert line in workload_differences(base, head)
     assert workload_key(base) != workload_key(head)
-
-
-def test_versions_and_processes_are_not_part_of_the_workload() -> None:
-    base = record_of()
-    (rank,) = base.ranks
-    head = record_of(
-        **backend(version="6.0", load_s=9.0), ranks=[msgspec.structs.replace(rank, pid=1, cpus=[7])]
-    )
-    assert workload_differences(base, head) == []
-    assert workload_key(base) == workload_key(head)
 
 
 def test_number_of_iterations_is_not_part_of_the_workload() -> None:

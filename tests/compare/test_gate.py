@@ -72,12 +72,6 @@ def test_malformed_threshold_is_refused(text: str) -> None:
     )
 
 
-def test_threshold_without_a_metric_is_refused() -> None:
-    with pytest.raises(PlanError) as caught:
-        parse_fail_on("3%")
-    assert str(caught.value).startswith("'3%' is not METRIC:PERCENT%, such as 'energy_j:3%'")
-
-
 @pytest.mark.parametrize(
     ("metric", "hint"),
     [
@@ -245,4 +239,4 @@ def test_a_gate_that_cannot_fail_is_found_beside_another_of_its_metric() -> None
         for limit in (0.0, 1000.0)
     ]
     (line,) = list_void_gates(found)
-    assert line.endswith("its threshold, 1000 W, is above every value, at most 200 W")
+    assert line.endswith("its threshold, 1000 W, is above every value")

@@ -20,7 +20,7 @@ from pytest_llenergy.compare.gate import exit_code, suggest_remedy
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import DEFAULT_STAGES, decide_stage
-from pytest_llenergy.compare.statistics import Design, Estimate, Sample, compare_samples
+from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.load_curve import MaxLoad
 from pytest_llenergy.record.record import Flag, Record
@@ -82,17 +82,6 @@ def test_one_search_on_each_side_decides_whatever_its_number_of_rounds(
     assert found.high == pytest.approx(low / 20 + width, rel=1e-4)
     back = one(searched(low, high), searched(20, 20.4))
     assert back.verdict == ("improved" if verdict == "regressed" else "unchanged")
-
-
-def test_uncertain_searches_and_sessions_that_differ_do_not_decide() -> None:
-    assert one(searched(20, 20.4), searched(17, 17.4, u=2)).verdict == "inconclusive"
-
-    def of_history(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
-        return compare_samples(base, head, rule, METRICS[metric].better, Design(session_spread=0.08))
-
-    sides = searched(20, 20.4), searched(17, 17.4)
-    assert one(*sides).verdict == "regressed"
-    assert one(*sides, estimator=of_history).verdict == "inconclusive"
 
 
 def test_a_search_beside_other_work_decides_nothing() -> None:

@@ -79,12 +79,6 @@ def test_95_percent_of_the_tokens_must_agree(same: int, verdict: str) -> None:
     assert one(generated([*range(1000)]), generated(head, 0.8)).verdict == verdict
 
 
-def test_an_agreement_just_below_the_limit_does_not_look_like_it() -> None:
-    head = [*range(3798), *range(5000, 5202)]
-    found = one(generated([*range(4000)]), generated(head, 0.8))
-    assert found.differences == ["outputs differ: agreement 0.9495 < 0.95"]
-
-
 def test_scores_decide_if_both_sides_have_them() -> None:
     good, bad = [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]
     base, other = scored(generated(TOKENS), *good), generated(CHANGED, 0.8)
@@ -129,17 +123,6 @@ def test_where_the_guard_does_not_apply_it_is_noted(base: Record, head: Record, 
     assert (found.verdict, found.notes) == ("improved", [f"outputs not compared: {note}"])
 
 
-def test_outputs_of_other_prompts_are_not_compared() -> None:
-    other = generated(CHANGED, 0.8, backend=msgspec.structs.replace(BACKEND, prompts_digest="q"))
-    found = one(generated(TOKENS), other, across=True)
-    assert found.verdict == "improved"
-    assert "outputs not compared: the prompts differ" in found.notes
-
-
-def test_work_without_outputs_needs_no_note() -> None:
-    assert one(record_of(), record_of(joules=scaled(0.8))).notes == []
-
-
 WRONG, RIGHT = [1] * 500 + [0] * 500, [1] * 800 + [0] * 200
 
 
@@ -151,10 +134,3 @@ def test_accuracy_per_joule_is_guarded_like_joules() -> None:
     assert found.verdict == "not comparable"
     assert found.differences == ["outputs differ: accuracy 0.5 < 0.95 × 0.8"]
     assert one(base, as_good, metric="accuracy_per_joule").verdict == "improved"
-
-
-def test_accuracy_itself_is_not_guarded() -> None:
-    found = one(scored(generated(TOKENS), *RIGHT), scored(generated(CHANGED), *WRONG), metric="accuracy")
-    assert (found.verdict, found.notes) == ("regressed", [])
-    found = one(scored(generated(TOKENS), *WRONG), scored(generated(CHANGED), *RIGHT), metric="accuracy")
-    assert (found.verdict, found.notes) == ("improved", [])

@@ -49,11 +49,6 @@ def run_stages(stages: Stages, base: tuple[float, ...], head: tuple[float, ...])
     raise AssertionError("the last stage is not final")
 
 
-def test_unchanged_is_final_after_the_first_stage() -> None:
-    step = decide_stage(sample(6), sample(6), 1, SHORT_STAGES)
-    assert (step.estimate.verdict, step.done) == ("unchanged", True)
-
-
 @pytest.mark.parametrize("factor", [1.1, 1 / 1.1])
 def test_change_after_the_first_stage_is_confirmed_by_the_second(factor: float) -> None:
     step = decide_stage(sample(6), sample(6, factor), 1, SHORT_STAGES)
@@ -62,18 +57,6 @@ def test_change_after_the_first_stage_is_confirmed_by_the_second(factor: float) 
     assert f"after 6 pairs, not yet confirmed: {change}, at least " in step.estimate.reason
     final = decide_stage(sample(12), sample(12, factor), 2, SHORT_STAGES)
     assert (final.estimate.verdict, final.done) == ("regressed" if factor > 1 else "improved", True)
-
-
-def test_alarm_that_does_not_repeat_is_dropped() -> None:
-    base = Sample(CALM * 2)
-    head = Sample(tuple(1.06 * value for value in CALM) + tuple(0.97 * value for value in CALM))
-    assert not decide_stage(Sample(base.values[:6]), Sample(head.values[:6]), 1, SHORT_STAGES).done
-    assert decide_stage(base, head, 2, SHORT_STAGES).estimate.verdict not in ("regressed", "improved")
-
-
-def test_single_stage_is_final() -> None:
-    step = decide_stage(sample(12), sample(12, 1.1), 1, Stages((12,)))
-    assert (step.estimate.verdict, step.done) == ("regressed", True)
 
 
 def test_invalid_values_are_not_measured_again() -> None:
@@ -91,11 +74,6 @@ def test_drift_that_pairs_share_does_not_matter() -> None:
         assert step.estimate.verdict == expected
         alone = decide_stage(Sample(climbing), Sample(times(climbing, factor)), 4, DEFAULT_STAGES)
         assert alone.estimate.verdict == "inconclusive"
-
-
-def test_too_few_valid_rounds_get_another_stage() -> None:
-    step = decide_stage(sample(3), sample(3), 1, SHORT_STAGES)
-    assert (step.estimate.verdict, step.done) == ("invalid", False)
 
 
 @pytest.mark.parametrize("better", ["less", "more"])
@@ -140,16 +118,6 @@ def test_all_stages_together_spend_at_most_alpha(stages: Stages) -> None:
     assert rule_for_unchanged(stages, rule).alpha * len(stages.pairs) == pytest.approx(0.05)
 
 
-def test_spent_alpha_follows_the_published_function() -> None:
-    """Hwang, Shih and De Cani with the parameter -4: (1 - e^4t) / (1 - e^4) of alpha after the share t."""
-    last = rule_for_change(2, Stages((10, 30)), Rule(alpha=0.05))
-    middle = rule_for_change(2, Stages((10, 10, 20)), Rule(alpha=0.05))
-    assert last is not None
-    assert middle is not None
-    assert last.alpha == pytest.approx(0.05)
-    assert middle.alpha == pytest.approx(0.05 * ((exp(2) - 1) - (exp(1) - 1)) / (exp(4) - 1))
-
-
 def test_sharp_stages_look_for_changes_of_the_threshold() -> None:
     rule = Rule(threshold=0.03, floor=0.01, tolerance=0.05)
     assert rule_for_unchanged(SHARP_STAGES, rule).tolerance == 0.03
@@ -162,14 +130,6 @@ def test_sharp_stages_look_for_changes_of_the_threshold() -> None:
     loud = rule_for_change(4, SHARP_STAGES, replace(rule, floor=0.06))
     assert loud is not None
     assert loud.threshold == 0.03
-
-
-def test_estimates_count_from_little_below_a_large_threshold() -> None:
-    """A certain +12 % is below a threshold of 20 %, although it is more than half of it."""
-    lax = Rule(threshold=0.2, tolerance=0.2)
-    for factor, expected in ((1.12, "worse"), (1.195, "regressed"), (1.22, "regressed")):
-        step = decide_stage(sample(40), sample(40, factor), 10, DEFAULT_STAGES, lax)
-        assert step.estimate.verdict == expected
 
 
 @pytest.mark.parametrize(
@@ -188,15 +148,6 @@ def test_malformed_pairs_are_refused(text: str) -> None:
         parse_pairs(text)
     assert str(caught.value) == (
         f"invalid pairs {text!r}; expected the pairs of each stage, such as '6+6' or '12'"
-    )
-
-
-@pytest.mark.parametrize("text", ["3", "3+6", "6+0", "0"])
-def test_first_stage_with_too_few_pairs_is_refused(text: str) -> None:
-    with pytest.raises(PlanError) as caught:
-        parse_pairs(text)
-    assert str(caught.value) == (
-        f"invalid pairs {text!r}; the first stage needs at least 4 pairs and no stage may be 0"
     )
 
 
@@ -238,8 +189,3 @@ def test_change_of_the_threshold_is_found_by_sharp_stages_and_by_chance_otherwis
     assert found[DEFAULT_STAGES] > 180
     assert found[SHARP_STAGES] > 170
     assert 60 < found[SHORT_STAGES] < 140
-
-
-def test_stage_with_a_tiny_share_of_all_pairs_spends_no_alpha() -> None:
-    stages = Stages((6, 6, 99999))
-    assert decide_stage(sample(12), sample(12, 2.0), 2, stages).done is False

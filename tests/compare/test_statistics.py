@@ -3,16 +3,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from math import exp, inf, log, nan, pi
 from random import Random
-from statistics import fmean
 
 import pytest
 from msgspec.structs import replace
 
-from pytest_llenergy.compare.limits import relative_spread, standard_error
+from pytest_llenergy.compare.limits import standard_error
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.statistics import (
     Estimate,
@@ -80,43 +78,6 @@ def test_change_of_exactly_the_threshold_counts() -> None:
     assert verdict((100.0,) * 6, (103.0,) * 6) == "regressed"
     assert verdict((100.0,) * 6, (102.999,) * 6) == "worse"
     assert verdict((103.0,) * 6, (100.0,) * 6) == "improved"
-
-
-def test_constant_values_are_compared_exactly() -> None:
-    memory = compare_samples(Sample((5e9,) * 6), Sample((5e9,) * 6))
-    assert (memory.verdict, memory.ratio, memory.low, memory.high, memory.p, memory.noise) == (
-        "unchanged", 1.0, 1.0, 1.0, 1.0, 0.0,
-    )  # fmt: skip
-    assert verdict((5e9,) * 6, (5.5e9,) * 6) == "regressed"
-
-
-def test_uncertain_difference_is_inconclusive() -> None:
-    base = (100.0, 97.0, 103.0, 99.0, 101.0, 98.0)
-    head = (101.0, 99.0, 108.0, 106.0, 104.0, 107.0)
-    estimate = compare_samples(Sample(base), Sample(head))
-    assert estimate.verdict == "inconclusive"
-    assert estimate.ratio is not None
-    assert estimate.ratio > 1.03
-    assert re.fullmatch(
-        r"change between [+-][\d.]+% and \+[\d.]+%; threshold 3.0%(; noise .*)?", estimate.reason
-    )
-
-
-@pytest.mark.parametrize("better", ["less", "more"])
-@pytest.mark.parametrize("factor", [1.5, 1 / 1.5, 1.0])
-def test_reasons_state_the_changes_that_tables_show(better: Direction, factor: float) -> None:
-    noisy = (100.0, 48.0, 190.0, 70.0, 140.0, 97.0) if factor == 1.0 else CALM
-    estimate = compare_samples(Sample(noisy), Sample(times(noisy, factor)), better=better)
-    assert estimate.ratio is not None
-    assert estimate.low is not None
-    assert estimate.high is not None
-    low, high = f"{estimate.low - 1:+.1%}", f"{estimate.high - 1:+.1%}"
-    if factor == 1.0:
-        assert estimate.verdict == "inconclusive"
-        assert estimate.reason.startswith(f"change between {low} and {high}; threshold 3.0%")
-    else:
-        least = low if factor > 1 else high
-        assert estimate.reason == f"{estimate.ratio - 1:+.1%}, at least {least}"
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
@@ -206,46 +167,6 @@ def test_more_is_better_mirrors_the_verdict_and_not_the_ratio() -> None:
     assert compare_samples(Sample(CALM), Sample(times(CALM, 0.95)), better="more").verdict == "regressed"
 
 
-def test_verdict_does_not_depend_on_the_unit() -> None:
-    random = Random(2)
-    for _ in range(100):
-        base, head = noisy(random, 8, 0.02), noisy(random, 8, 0.02, level=random.choice((100.0, 104.0)))
-        plain = compare_samples(base, head)
-        for factor in (1e-6, 2.0**20):
-            scaled = compare_samples(Sample(times(base.values, factor)), Sample(times(head.values, factor)))
-            assert scaled.verdict == plain.verdict
-            assert scaled.ratio == pytest.approx(plain.ratio)
-            assert scaled.low == pytest.approx(plain.low)
-            assert scaled.noise == pytest.approx(plain.noise, abs=1e-9)
-
-
-def test_verdict_is_monotonic_in_the_head() -> None:
-    order = ["improved", "unchanged", "worse", "inconclusive", "regressed"]
-    random = Random(3)
-    for _ in range(20):
-        base, head = noisy(random, 6, 0.01), noisy(random, 6, 0.01)
-        found = [verdict(base.values, times(head.values, 1 + step / 200)) for step in range(-20, 21)]
-        places = [order.index(one) for one in found]
-        assert places == sorted(places)
-        assert (found[0], found[-1]) == ("improved", "regressed")
-
-
-def test_order_of_rounds_does_not_matter() -> None:
-    random = Random(4)
-    base, head = noisy(random, 8, 0.01), noisy(random, 8, 0.01)
-    plain = compare_samples(base, head)
-    shuffled = compare_samples(Sample(tuple(random.sample(base.values, 8))), head)
-    assert shuffled == plain
-
-
-def test_one_outlier_barely_moves_the_estimate() -> None:
-    head = times(CALM, 1.05)
-    wild = (*head[:5], head[5] * 10)
-    calm, struck = compare_samples(Sample(CALM), Sample(head)), compare_samples(Sample(CALM), Sample(wild))
-    assert struck.ratio == pytest.approx(calm.ratio, abs=0.005)
-    assert struck.verdict == calm.verdict == "regressed"
-
-
 def test_both_parts_of_a_threshold_must_be_reached() -> None:
     base, head = (10.0, 10.1, 9.9, 10.05, 9.95, 10.02), (11.0, 11.1, 10.9, 11.05, 10.95, 11.02)
     assert verdict(base, head, Rule(threshold_absolute=0.9)) == "regressed"
@@ -267,12 +188,6 @@ def test_change_below_the_absolute_threshold_is_unchanged_for_any_ratio() -> Non
     shared = (0.7,) * 6
     vague = compare_samples(Sample(tiny, shared=shared), Sample(double, shared=shared), rule)
     assert vague.verdict == "inconclusive"
-
-
-def test_detectable_change_includes_the_absolute_threshold() -> None:
-    estimate = compare_samples(Sample(CALM), Sample(CALM), Rule(threshold_absolute=20.0))
-    assert estimate.detectable is not None
-    assert estimate.detectable > 0.2
 
 
 def test_lower_limit_must_exceed_the_floor() -> None:
@@ -312,13 +227,6 @@ def test_meter_coarser_than_the_tolerance_cannot_give_unchanged() -> None:
     )  # fmt: skip
 
 
-def test_perfect_meter_gives_the_same_verdict_as_no_uncertainties() -> None:
-    head = times(CALM, 1.05)
-    assert compare_samples(Sample(CALM, (0.0,) * 6), Sample(head, (0.0,) * 6)) == compare_samples(
-        Sample(CALM), Sample(head)
-    )
-
-
 def test_high_noise_lowers_alpha_and_is_reported() -> None:
     loud = (100.0, 105.0, 95.0, 104.0, 96.0, 102.0)
     estimate = compare_samples(Sample(loud), Sample(times(loud, 1.08)))
@@ -328,26 +236,6 @@ def test_high_noise_lowers_alpha_and_is_reported() -> None:
     calm = compare_samples(Sample(CALM), Sample(times(CALM, 1.08)))
     assert "noise" not in calm.reason
     assert "α 0.001" in compare_samples(Sample(loud), Sample(loud), Rule(alpha=0.001)).reason
-
-
-def test_four_noisy_rounds_have_no_limits() -> None:
-    loud = (100.0, 110.0, 90.0, 104.0)
-    estimate = compare_samples(Sample(loud), Sample(times(loud, 2.0)))
-    assert (estimate.verdict, estimate.low, estimate.high) == ("inconclusive", None, None)
-    assert estimate.reason.startswith("too few rounds for limits at this confidence; noise ")
-
-
-def test_spread_is_measured_within_each_side() -> None:
-    assert relative_spread([0.99, 1.0, 1.01]) == pytest.approx(1.495 * 1.4826 * 0.01)
-    random = Random(5)
-    for rounds in (4, 6, 9, 10, 15):
-        found = [relative_spread([random.gauss(0, 0.02) for _ in range(rounds)]) for _ in range(4000)]
-        assert fmean(found) == pytest.approx(0.02, rel=0.03)
-    assert relative_spread([random.gauss(0, 0.02) for _ in range(2000)]) == pytest.approx(0.02, rel=0.05)
-    base, head = CALM, tuple(100 + 2 * (value - 100) for value in CALM)
-    assert compare_samples(Sample(base), Sample(head)).noise == relative_spread(
-        [log(value) for value in head]
-    )
 
 
 def test_detectable_change_is_found_in_nine_of_ten_comparisons() -> None:
@@ -360,15 +248,6 @@ def test_detectable_change_is_found_in_nine_of_ten_comparisons() -> None:
             head = Sample(tuple((1 + change) * exp(random.gauss(0, noise)) for _ in range(rounds)))
             found += compare_samples(base, head).verdict == "regressed"
         assert found / 600 == pytest.approx(0.9, abs=0.06)
-
-
-def test_detectable_change_shrinks_with_rounds_and_grows_with_noise() -> None:
-    changes = [
-        minimum_detectable_change(standard_error(0.02, n, n), Rule(), alpha=0.05) for n in (4, 6, 12, 24, 48)
-    ]
-    assert changes == sorted(changes, reverse=True)
-    assert minimum_detectable_change(0.0, Rule(), alpha=0.05) == pytest.approx(0.03)
-    assert minimum_detectable_change(0.0, Rule(), alpha=0.05, meter=0.03) == pytest.approx(exp(0.06) - 1)
 
 
 def test_suites_without_changes_raise_no_alarm_and_five_percent_is_found() -> None:
@@ -398,22 +277,10 @@ def test_only_significant_changes_survive_the_correction() -> None:
     assert result[3:] == suite[3:]
 
 
-def test_correction_steps_up_to_the_largest_significant_p() -> None:
-    # .011 is above its own bound of .01 and is kept, because the third is within .015.
-    suite = [known(0.001), known(0.011), known(0.0149), *[known(0.5, "unchanged")] * 17]
-    assert [one.verdict for one in correct_multiple_comparisons(suite)[:3]] == ["regressed"] * 3
-
-
 def test_small_suites_are_not_corrected() -> None:
     suite = [known(0.04)] + [known(0.5, "unchanged")] * 8
     assert correct_multiple_comparisons(suite) == suite
     assert correct_multiple_comparisons([*suite, known(0.5, "unchanged")])[0].verdict == "inconclusive"
-
-
-def test_invalid_comparisons_do_not_count_in_the_correction() -> None:
-    invalid = compare_samples(Sample((0.0,)), Sample(CALM))
-    suite = [known(0.04)] + [known(0.5, "unchanged")] * 8 + [invalid] * 50
-    assert correct_multiple_comparisons(suite) == suite
 
 
 def test_improvements_are_corrected_separately() -> None:

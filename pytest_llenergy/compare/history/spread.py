@@ -46,12 +46,6 @@ class StoredEstimator:
 
     The spread is that of the test in the history, or else the typical one of the history, or else
     ``SESSION_SPREAD``. It is limited to ``MAX_SPREAD``, and a note gives the full value.
-
-    Args:
-        root: The directory of the history; None without one.
-        environment: The machine of the head.
-        say: Receives a line if the history cannot be read; it is then not used.
-        assumes: Whether ``SESSION_SPREAD`` may decide; otherwise a verdict without history is inconclusive.
     """
 
     def __init__(
@@ -107,9 +101,6 @@ def find_spreads(root: Path, metric: str, device_key: str) -> dict[str, float]:
 
     This is the standard deviation of the logarithm of the level between sessions. Changes of level do not
     count, nor does the noise of the rounds. Zero means that the noise of the rounds explains all differences.
-
-    Raises:
-        ReportError: If a file is broken.
     """
     wanted = metric, ROUND_METRICS[metric].unit, device_key
     entries = [each for each in read_entries(root) if (each.metric, each.unit, each.device_key) == wanted]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import log
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -119,17 +119,8 @@ def matches_name(test: str, name: str) -> bool:
 def add_run(report: Report, origin: str, root: Path, *, allow_dirty: bool = False) -> int | None:
     """Add the measurements of a run, by kind of device. Adding a run again changes nothing.
 
-    Args:
-        report: The run.
-        origin: Name of the report for messages.
-        root: The directory of the history.
-        allow_dirty: Also add a run whose commit is unknown or has uncommitted changes.
-
     Returns:
         The number of tests added; None for a run that was added before.
-
-    Raises:
-        ReportError: If the run is incomplete, measured nothing, or is not of a clean commit.
     """
     source = report.source
     if not report.run.complete:
@@ -147,20 +138,26 @@ def add_run(report: Report, origin: str, root: Path, *, allow_dirty: bool = Fals
         raise ReportError(f"{origin}: none of its {len(report.records)} tests was measured; nothing to add")
     stamp = re.sub("[^0-9TZ]", "", report.run.started_at)
     name = f"{stamp}-{re.sub('[^A-Za-z0-9._-]', '-', report.run.id)}.jsonl"
-    new = [_create(root / key / name, b"".join(found)) for key, found in lines.items()]
-    return len(tests) if any(new) else None
-
-
-def _create(path: Path, data: bytes) -> bool:
-    """Write a file unless it exists. Writers of one file write the same, so races are harmless."""
-    if path.exists():
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, data)
-    return True
+    # Writers of one file write the same, so races are harmless.
+    new = {path: found for key, found in lines.items() if not (path := root / key / name).exists()}
+    for path, found in new.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, b"".join(found))
+    return len(tests) if new else None
 
 
 def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
+    common: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "id": record.id,
+        "time": report.run.started_at,
+        "run_id": report.run.id,
+        **msgspec.structs.asdict(report.source),
+        "device_key": fingerprint(device_facts(record, report.environment)),
+        "device": describe_devices(record, report.environment),
+        "workload_key": workload_key(record),
+        "kind": record.kind,
+    }
     for metric in (*ROUND_METRICS, *record.custom):
         recorded = record.value_of(metric)
         if metric in ROUND_METRICS:
@@ -172,8 +169,7 @@ def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
         quarters = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [None, None, None]
         noisy = len(values) > 1 and min(values) > 0
         yield Entry(
-            schema_version=SCHEMA_VERSION,
-            id=record.id,
+            **common,
             metric=metric,
             unit=unit_of(metric, record),
             value=recorded if recorded is not None else median(values),
@@ -181,15 +177,6 @@ def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
             high=quarters[2],
             noise=relative_spread(sorted(map(log, values))) if noisy else None,
             n=len(values),
-            time=report.run.started_at,
-            commit=report.source.commit,
-            branch=report.source.branch,
-            dirty=report.source.dirty,
-            run_id=report.run.id,
-            device_key=fingerprint(device_facts(record, report.environment)),
-            device=describe_devices(record, report.environment),
-            workload_key=workload_key(record),
-            kind=record.kind,
             verdict=next((each.verdict for each in record.comparisons if each.metric == metric), None),
             better=record.custom[metric].better if metric in record.custom else None,
         )

@@ -72,15 +72,7 @@ def find_changes(values: Sequence[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class TrendPoint:
-    """One run of a trend.
-
-    Attributes:
-        time: Start of the run (RFC 3339).
-        value: Value in the unit of the trend, with limits ``low`` and ``high``.
-        changed: Whether the level changes at this run.
-        outlier: Whether the run is outside the band of its level.
-        verdict: The verdict of the run against its baseline, if it had one.
-    """
+    """One run of a trend; an outlier is outside the band of its level."""
 
     time: str
     commit: str | None
@@ -164,16 +156,12 @@ def build_trend(series: Series) -> Trend:
     ]
     points = [
         TrendPoint(
-            entry.time,
-            entry.commit,
-            entry.value,
-            entry.low,
-            entry.high,
+            *(each.time, each.commit, each.value, each.low, each.high),
             changed=place in starts,
             outlier=not inside[place],
-            verdict=entry.verdict,
+            verdict=each.verdict,
         )
-        for place, entry in enumerate(series.entries)
+        for place, each in enumerate(series.entries)
     ]
     return Trend(series.last.id, series.last.metric, series.last.unit, points)
 
@@ -188,18 +176,7 @@ def load_trends(root: Path) -> list[Trend]:
 def select_series(
     root: Path, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
-    """Select series; without a metric, the default metric of each test.
-
-    Args:
-        root: The directory of the history.
-        test: Id of a test, or the part after ``::``; None for all tests.
-        metric: The metric; None is the default metric of each test.
-        device_key: Key of a kind of devices; None for all kinds.
-
-    Raises:
-        PlanError: If nothing is selected.
-        ReportError: If a file is broken.
-    """
+    """Select series; without a metric, the default metric of each test."""
     entries = read_entries(root)
     if not entries:
         raise PlanError(f"{root}: it has no session; llenergy history add REPORT adds one")
@@ -225,13 +202,10 @@ def _standing(series: Series) -> Standing:
     levels = [median(values[start:end]) for start, end in pairwise(borders)]
     before = values[borders[-2] : -1][-LATEST:]
     band = find_band(before) if before else None
+    same = {name: getattr(last, name) for name in ("id", "metric", "unit", "device_key", "device")}
     return Standing(
-        id=last.id,
-        metric=last.metric,
-        unit=last.unit,
+        **same,
         better=METRICS[last.metric].better if last.metric in METRICS else last.better or "less",
-        device_key=last.device_key,
-        device=last.device,
         sessions=len(entries),
         earlier=series.earlier,
         last=last,
