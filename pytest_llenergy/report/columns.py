@@ -106,11 +106,9 @@ FACTS: Mapping[str, Column[Record]] = {
 
 
 def column_of(name: str, *, absolute: bool = False) -> Column[Record]:
-    """Return a column, built in or of a custom metric.
+    """Return a column by its name in ``--energy-columns``, built in or of a custom metric.
 
-    Args:
-        name: Its name in ``--energy-columns``.
-        absolute: Whether uncertainties include what all tests on the same devices have in common.
+    With ``absolute``, uncertainties include what all tests on the same devices have in common.
     """
     if name in FACTS:
         return FACTS[name]

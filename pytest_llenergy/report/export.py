@@ -77,11 +77,7 @@ class ExportSide:
     report: Report
 
     def records(self) -> list[Record]:
-        """Return the last attempt of each test.
-
-        Raises:
-            ReportError: If a report has an attempt twice.
-        """
+        """Return the last attempt of each test, or raise ``ReportError`` if an attempt is there twice."""
         return list(select_last_attempts(self.report.records, self.name or "the report").values())
 
     def values(self) -> Iterator[tuple[Record, str, Metric, float]]:

@@ -134,12 +134,7 @@ class CiRun:
 
 
 def find_run(environ: Mapping[str, str], *, other_job: bool = False) -> CiRun:
-    """Describe the run of this job or, in a workflow that another one triggers, that other run.
-
-    Args:
-        environ: Variables of the CI job.
-        other_job: Whether another job of the run measured.
-    """
+    """Describe the run of this job, or of the ``other_job`` or workflow that measured."""
     if "GITLAB_CI" in environ:
         commit = environ.get("CI_MERGE_REQUEST_SOURCE_BRANCH_SHA") or environ.get("CI_COMMIT_SHA", "")
         url = environ.get("CI_PIPELINE_URL" if other_job else "CI_JOB_URL", "")
@@ -167,7 +162,7 @@ def post_comments(
     outdated: Callable[[str], str | None] = lambda _: None,
     otherwise: str = "",
 ) -> list[tuple[str, str]]:
-    """Add comments, or replace this user's comments that have the same first lines.
+    """Add comments, or replace this user's comments that have the same first lines; or raise ``ForgeError``.
 
     Args:
         environ: Variables of the CI job, which hold the token and name the request.
@@ -179,9 +174,6 @@ def post_comments(
 
     Returns:
         For each comment ``added``, ``replaced`` or ``deleted``, and its address.
-
-    Raises:
-        ForgeError: If the token or the request is unknown, or the forge refuses or does not answer.
     """
     forge, number = (_find_merge_request if "GITLAB_CI" in environ else _find_pull_request)(environ, number)
     author = None

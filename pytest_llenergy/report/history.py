@@ -31,13 +31,7 @@ COLUMNS: tuple[Column[Standing], ...] = (
 
 
 def render_text(view: HistoryView, width: int, *, color: bool) -> str:
-    """Render a table for each metric and device, with one row per test.
-
-    Args:
-        view: What to render.
-        width: Width of the terminal in characters.
-        color: Whether to colour the text.
-    """
+    """Render a table for each metric and device, with one row per test."""
     screen = Screen(width, color=color)
     tables: dict[str, list[Standing]] = {}
     for each in view.standings:

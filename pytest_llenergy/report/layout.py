@@ -83,10 +83,9 @@ class Layout:
         word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
         if not word:
             return records
-        if word == "fullname":
-            return sorted(records, key=lambda record: record.id, reverse=largest_first)
-        if word == "name":
-            return sorted(records, key=lambda record: _function_name(record.id), reverse=largest_first)
+        if word in NAME_SORT_KEYS:
+            names = {each.id: _function_name(each.id) if word == "name" else each.id for each in records}
+            return sorted(records, key=lambda record: names[record.id], reverse=largest_first)
         # Records without a value come last in either order.
         sign = -1.0 if largest_first else 1.0
         return sorted(
@@ -113,11 +112,7 @@ def _types_differ(records: Sequence[Record]) -> bool:
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """Parse ``--energy-columns``.
-
-    Raises:
-        ValueError: If a name is neither a column nor possibly a custom metric.
-    """
+    """Parse ``--energy-columns``, or raise ``ValueError`` for a name that no column can have."""
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise ValueError("no name given")
@@ -126,11 +121,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
 
 
 def parse_sort(text: str) -> str:
-    """Parse ``--sort`` of ``llenergy report``.
-
-    Raises:
-        ValueError: If a name is neither a key nor possibly a custom metric.
-    """
+    """Parse ``--sort`` of ``llenergy report``, or raise ``ValueError`` for a name that no metric can have."""
     word = text.strip()
     more = "; with - before it the largest comes first"
     _check_names([word.removeprefix("-")], (*NAME_SORT_KEYS, *METRIC_NAMES), more)

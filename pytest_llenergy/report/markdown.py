@@ -68,14 +68,7 @@ def select_fitting(lines: Sequence[str], max_bytes: int) -> list[str]:
 
 
 def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: int, *, complete: bool) -> str:
-    """Render the tests of a run in at most ``max_bytes``; lines that do not fit are only counted.
-
-    Args:
-        records: Records of the run.
-        layout: Layout of the table.
-        max_bytes: Limit of the text in bytes.
-        complete: Whether the run finished.
-    """
+    """Render the tests of a run in at most ``max_bytes``; lines that do not fit are only counted."""
     counts = Counter(each.status for each in records)
     found = ", ".join(f"{count} {status}" for status, count in counts.items())
     # The text before it may not end with an empty line.

@@ -27,11 +27,9 @@ class NamedReport(NamedTuple):
 
 
 def merge_reports(parts: Sequence[NamedReport]) -> Report:
-    """Merge reports, with records in the given order. Equal records are kept once.
+    """Merge reports, with records in the given order; equal records are kept once.
 
-    Raises:
-        ReportError: If the commits or the kinds of machine differ, or if two reports have different values
-            for a test.
+    Other commits or kinds of machine, and other values for a test, raise ``ReportError``.
     """
     for part in parts:
         _check_alike(parts[0], part)

@@ -37,12 +37,9 @@ def find_saved(directory: Path, name: str) -> Path:
 
 
 def locate(text: str) -> Path:
-    """Return the file that an argument of a command names: by its path or a saved name.
+    """Return the file that an argument of a command names, by its path or a saved name.
 
     Saved reports are those of the current directory, or of its nearest parent that has any.
-
-    Raises:
-        ReportError: It is neither a file nor a saved name.
     """
     if not text:
         raise ReportError("the name of the report is empty")

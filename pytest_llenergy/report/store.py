@@ -116,11 +116,7 @@ def _decode_journal(data: bytes, origin: str) -> Report:
 
 
 def check_creatable(path: Path) -> None:
-    """Check that a run can write a file and its journal, by creating and removing one with a longer name.
-
-    Raises:
-        OSError: If it cannot, as in a directory on a read-only disk, or because the path is too long.
-    """
+    """Check that a run can write a file and its journal, or raise ``OSError``."""
     # Longer than what journals and scratch files add.
     probe = path.with_name(f".{path.name}-{token_hex(20)}")
     probe.touch(exist_ok=False)
@@ -149,14 +145,7 @@ def write_report(report: Report, path: Path) -> None:
 
 
 def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id: str) -> Path:
-    """Write a file of a run, or one beside it that has the run's id if the file has changed since ``before``.
-
-    Returns:
-        The file that was written.
-
-    Raises:
-        ReportError: If it cannot be written.
-    """
+    """Write a file of a run and return it. If it has changed since ``before``, one beside it has the id."""
     if version_of(path) not in (before, None):
         path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
     replace_file(path, content)
@@ -166,12 +155,7 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
 def read_report(path: Path, *, lean: bool = False) -> Report:
     """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session.
 
-    Args:
-        path: The file or folder.
-        lean: Leave out fields that comparisons do not need, see ``record.report.decode_lean_report``.
-
-    Raises:
-        ReportError: If the file cannot be read or is none of these.
+    ``lean`` leaves out what comparisons do not need, see ``record.report.decode_lean_report``.
     """
     # Unlike Path.is_dir, False for a name that is too long, which read_file reports.
     if os.path.isdir(path):  # noqa: PTH112

@@ -49,14 +49,9 @@ def summarize(
 ) -> Iterator[Part]:
     """Yield the table of measured tests, then windows, loads, tests without a result, and notes.
 
-    Args:
-        records: Records of the run.
-        layout: Columns and order of the table.
-        brief: Whether to count what exceeds a few lines.
-        verbosity: 1 adds the rounds of each test, 2 also their flags and uncertainty by cause.
-        notes: Further notes on the run.
-        with_times: Whether to show where the time went.
-        with_failures: Whether to list failed tests.
+    If ``brief``, what exceeds a few lines is only counted. ``verbosity`` 1 adds the rounds of each test, 2
+    also their flags and uncertainty by cause, and ``with_times`` where the time went. ``notes`` are about
+    the run.
     """
     labels, absolute = record_labels(records), scales_differ(records)
     if rows := layout.rows(records):

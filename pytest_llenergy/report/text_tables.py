@@ -81,12 +81,9 @@ class Screen:
         self._console.print(Text(escape_invisible(text), style=style))
 
     def table(self, table: Table[Row], name_share: float = 0.0, *, with_all: bool = True) -> None:
-        """Add a table. Columns that do not fit continue in another one, or a line names them.
+        """Add a table. Columns that do not fit continue in another one or, without ``with_all``, are named.
 
-        Args:
-            table: The table.
-            name_share: Share of the width that names may have before columns no longer fit.
-            with_all: Whether to continue in another table.
+        ``name_share`` is the share of the width that names may have before columns no longer fit.
         """
         names = [table.head, *map(escape_invisible, table.names)]
         texts = [

@@ -43,13 +43,7 @@ LARGE = 10.0
 
 
 def render_verdicts(comparisons: Sequence[Comparison], width: int, *, color: bool) -> str:
-    """Render comparisons as a table, most urgent first, then reasons and notes as lines, then counts.
-
-    Args:
-        comparisons: The comparisons.
-        width: Width of the terminal in characters.
-        color: Whether to colour the text.
-    """
+    """Render comparisons as a table, most urgent first, then reasons and notes as lines, then counts."""
     screen = Screen(width, color=color)
     compared = [each for each in sort_by_verdict(comparisons) if each.rule_applied]
     shown = compared

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -22,42 +19,7 @@ from pytest_llenergy.report.store import Journal, read_report
 
 from ..compare.runs import record_of, report_of
 
-THREE = """
-import pathlib, time
-def test_one(energy):
-    energy(time.sleep, 0.01)
-def test_two(energy):
-    energy(time.sleep, 0.01)
-def test_three():
-    pathlib.Path("third").touch()
-    time.sleep(60)
-"""
-
 COMMAND = [sys.executable, "-m", "pytest", "--energy-report", "-p", "no:cacheprovider"]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-#: Source of a plugin that limits the file size after the last test, like a full disk.
-FULL = """
-import resource, signal
-
-def pytest_runtest_logfinish(nodeid):
-    if nodeid.endswith("[2]"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-"""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,12 +15,7 @@ from pytest_llenergy.report.html.tables import Cell, column_table
 
 
 def render_page(place: str, series: Sequence[Series]) -> str:
-    """Render the page.
-
-    Args:
-        place: Name of the history.
-        series: The series to show.
-    """
+    """Render the page of the history ``place``."""
     view = build_view(place, series)
     entries = [entry for each in series for entry in each.entries]
     times = sorted(entry.time for entry in entries)
@@ -47,12 +42,9 @@ def render_page(place: str, series: Sequence[Series]) -> str:
             ("Devices", "; ".join(devices)),
         ],
         notes=notes,
-        charts=[],
-        row_charts=[],
         overview=column_table("Tests", ("test", "metric", "devices"), leads, COLUMNS, view.standings),
         sections=[_section(number, *each) for number, each in enumerate(shown, 1)],
         left_out=max(0, len(series) - MAX_SECTIONS),
-        closing=[],
         footer=f"Values are medians over the valid rounds of a session, with their quartiles. {footer}",
     )
 

@@ -99,11 +99,7 @@ def render_compared(
 ) -> str:
     """Render two reports and their comparison as a page.
 
-    Args:
-        base: The baseline.
-        head: The report that was compared with it.
-        compared: The comparison.
-        pairs: Stages of a run that measured both sides alternately, such as ``6+6``.
+    ``pairs`` are the stages of a run that measured both sides alternately, such as ``6+6``.
     """
     facts = [
         ("Head", describe_commit(compared.head) or compared.head.origin),
