@@ -45,23 +45,6 @@ def share(prompts, **keywords):
 """
 
 
-@pytest.mark.slow
-def test_a_test_function_can_use_accelerate(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        USES_ACCELERATE
-        + """
-@pytest.mark.gpus(2, fallback="cpu")
-def test_it(workers):
-    whole = ["0:a", "0:b", "0:c", "0:d", "1:e", "1:f", "1:g"]
-    assert workers.run(share, list("abcdefg"), cpu=True) == [(2, whole), (2, whole)]
-
-def test_alone(workers):
-    assert workers.run(share, ["a"]) == [(1, ["0:a"])]
-"""
-    )
-    quick.runpytest().assert_outcomes(passed=2)
-
-
 def test_accelerate_seeing_one_process_in_a_world_of_two_fails(quick: pytest.Pytester) -> None:
     """Both ranks would do all of the work, and the energy of both would be attributed to one batch."""
     quick.makepyfile(

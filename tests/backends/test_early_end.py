@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ import pytest
 from pytest_llenergy.backends.server import search
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.endpoint import Exchange
 from pytest_llenergy.backends.server.jobs import LoadJob, LoadOutcome
 from pytest_llenergy.backends.server.search import MissCounter
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
@@ -135,23 +133,6 @@ def test_a_server_elsewhere_that_dies_in_a_search_is_an_error(max_failures: int)
         outcome = load.run()
         with pytest.raises(BackendError, match=f"nobody listens at {url} anymore"):
             load.result(outcome)
-
-
-@pytest.mark.parametrize("allowed", [None, 1], ids=["round", "search"])
-@pytest.mark.parametrize("status", [400, 503])
-def test_a_server_that_has_died_is_reported_before_requests_that_failed(
-    allowed: int | None, status: int
-) -> None:
-    with running(queueing()) as (url, process), loaded(url=url) as (backend, _):
-        load = job(backend, 20.0, 40, {"ttft": 60}, allowed=allowed, max_failures=1000)
-        process.kill()
-        # Its exit status stays, so that its process group can be killed at the end.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        streams = Stream(status=status, reads=[(1, b"too long")]), Stream(broke="Connection reset")
-        sent = [Exchange(stream, 3, talk=number) for number, stream in enumerate(streams)]
-        message = f"^server: request 2 of 40: Connection reset; nobody listens at {url} anymore$"
-        with pytest.raises(BackendError, match=message):
-            load.result(LoadOutcome(sent, 0, 1))
 
 
 @pytest.mark.parametrize("allowed", [None, 1], ids=["round", "search"])

@@ -7,10 +7,7 @@ tests/conformance/test_builtin.py compares token counts with counts by hand.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,21 +23,6 @@ from pytest_llenergy.errors import BackendError, ModelError
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 pytest.importorskip("onnxruntime_genai", reason=SPEC.install)
-
-#: Checks that one thread runs, without a pool or telemetry.
-COUNT_THREADS = """
-import os
-from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.models import resolve_model
-from pytest_llenergy.backends.onnxruntime import OnnxRuntimeBackend
-for threads in (1, 2):
-    backend = OnnxRuntimeBackend()
-    backend.load(resolve_model("random:llama-tiny"), {}, RankContext(threads=threads))
-    backend.prepare(["abc"], GenerationParams()).run()
-    print(len(os.listdir("/proc/self/task")))
-    backend.close()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +51,6 @@ def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
     backend = OnnxRuntimeBackend()
     backend.load(resolve_model(model), options, RankContext())
     return backend
-
-
-def printed(script: str) -> list[int]:
-    """Return the numbers that a script prints, one per line."""
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    output = subprocess.check_output([sys.executable, "-c", script], text=True, env=here)
-    return [int(line) for line in output.split()]
 
 
 class TestTokens:
@@ -160,22 +135,6 @@ class TestModels:
         assert job.search["min_length"] == 11 + 8
         assert int(job.inputs[2][-1]) == 258
         assert job.result(job.run()).token_ids == free.token_ids
-
-    def test_a_static_cache_is_allocated_at_once_and_a_dynamic_one_grows(self, tiny: LoadedRanks) -> None:
-        backend = in_process(TINY)
-        for cache, sizes in (("dynamic", [5, 6, 7]), ("static", [8, 8, 8])):
-            params = GenerationParams.parse({"max_new_tokens": 3, "ignore_eos": True, "cache": cache})
-            job = backend.prepare(["hello"], params)
-            generator = job.generator()
-            generator.append_tokens(job.inputs)
-            seen = []
-            for _ in range(3):
-                generator.generate_next_token()
-                seen.append(generator.get_output("present.0.key").shape[2])
-            assert seen == sizes
-
-    def test_only_the_given_number_of_threads_run(self, tiny: LoadedRanks) -> None:
-        assert printed(COUNT_THREADS) == [1, 2]
 
 
 class TestRefusals:

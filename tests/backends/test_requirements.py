@@ -102,15 +102,6 @@ def test_an_option_that_no_selected_backend_can_know_is_an_error(two: pytest.Pyt
     assert "other does not offer the load option dtyp (it takes: none)" in actual
 
 
-def test_a_requirement_that_only_other_backends_meet_skips(two: pytest.Pytester) -> None:
-    """Capable backends may be missing or not selected; the other tests must still run."""
-    marks = "@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)"
-    result = run(two, TEST.format(marks=marks))
-    result.assert_outcomes(skipped=2)
-    assert "one does not offer pipeline parallelism" in text_of(result)
-    assert "; backends that do: vllm" in text_of(result)
-
-
 def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> None:
     result = run(two, TEST.format(marks="@pytest.mark.gpus(2, fallback='cpu')"))
     result.assert_outcomes(passed=1, skipped=1)

@@ -108,20 +108,6 @@ class TestTwoRanks:
         assert len(timeline.requests) == 3
 
 
-@pytest.mark.slow
-def test_replicas_are_pairs_of_consecutive_ranks(single: LoadedRanks) -> None:
-    with LoadedRanks(degrees=Parallel(data=2, tensor=2), dtype="float32") as ranks:
-        together, timeline = ranks.generate(PROMPTS, max_new_tokens=12)
-        found = loaded(ranks)
-    alone, _ = single.generate(PROMPTS, max_new_tokens=12)
-    assert together.token_ids == alone.token_ids
-    assert [rank.repeats_others for rank in timeline.ranks] == [False, True, False, True]
-    assert [len(rank.requests) for rank in timeline.ranks] == [2, 0, 1, 0]
-    assert [each["shapes"]["lm_head.weight"][0][0] for each in found] == [130, 129, 130, 129]
-    assert {each["wrapped"] for each in found} == {"LlamaForCausalLM"}, "replicas need no FSDP"
-    assert len({each["pid"] for each in found}) == 4
-
-
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "tensor", "fits"),
     [(9, 3, 3, True), (9, 3, 2, False), (32, 8, 16, False), (12, None, 5, False), (8, None, 4, True)],
