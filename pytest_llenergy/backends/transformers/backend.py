@@ -100,7 +100,11 @@ class TransformersBackend:
             counts[str(each.dtype)] += each.numel()
         # Quantised parameters may pretend to have the type of the arithmetic.
         quantizer = getattr(self._model, "hf_quantizer", None)
-        method = quantizer and str(getattr(quantizer.quantization_config, "quant_method", "quantised"))
+        method = None
+        if quantizer is not None:
+            found = quantizer.quantization_config.quant_method
+            # An enumeration, or the name of a registered one.
+            method = str(getattr(found, "value", found))
         return Precision(
             weights=", ".join(filter(None, (method, list_types(counts)))),
             compute=dtype,
