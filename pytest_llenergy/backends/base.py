@@ -151,7 +151,7 @@ class RankContext:
 
     def _find_master(self) -> tuple[str, int]:
         if self.master is None:
-            raise BackendError("this rank has no address of other hosts, since its model is on one host")
+            raise BackendError("no address of other hosts: its model is on one host (nodes is 1)")
         return self.master
 
 
