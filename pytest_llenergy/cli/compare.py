@@ -266,6 +266,10 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
                 f"{base} and {head} are the same run, {reports[0].run.id}, so nothing can differ; "
                 "name two runs"
             )
+        if base.is_dir() and head.is_dir():
+            known = {each.read_bytes() for each in base.glob("*.json")}
+            if both := [str(each) for each in sorted(head.glob("*.json")) if each.read_bytes() in known]:
+                raise PlanError(f"{both[0]} is a session of {base}, too; each must be of one side only")
     origins = str(base), str(head)
     floor = option_row("floor").read_argument(args.floor)
     timed = all(each.tool.name == TOOL for each in reports)

@@ -124,7 +124,10 @@ def test_sessions_are_what_is_compared(project: Project) -> None:
     ret, found = verdict(project, str(project.path / "few" / "1.json"), "other.json")
     assert (ret, found["verdict"]) == (3, "not comparable")
     write_session(project.path / "head" / "9.json", {"test_p": [0.1] * 5}, cpu="Intel")
-    for args in (["few", "head"], ["few", "other.json"]):
+    # A session that a script has left in the folder of the other side.
+    write_sessions(project.path / "left", 0.1, 3, 5)
+    (project.path / "left" / "9.json").write_bytes((project.path / "few" / "1.json").read_bytes())
+    for args in (["few", "head"], ["few", "other.json"], ["few", "left"]):
         refused = project.llenergy("compare", *args)
         assert refused.ret == 2
         assert len(refused.err.splitlines()) == 1
