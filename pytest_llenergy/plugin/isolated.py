@@ -141,8 +141,8 @@ class _TestProcess:
             with raise_rank_outcomes():
                 call_workload(group, CHILD, (), order, state.settings.timeout).work()
         except WorkerError as error:
-            how = re.sub(r"^rank 0 of 1 \([^)]*\):? ", "", error.args[0])
-            error.args = (f"the process of the test, during {self._phase}: {how}",)
+            how = re.sub(r"^rank 0 of 1 \([^)]*\):? |; the ranks were ended$", "", error.args[0])
+            error.args = (f"during {self._phase}: {how}",)
             sections = [(name, _read(file)) for name, file in self._captured.items()]
             sections += [("output of its process", text) for _, text in error.sections]
             error.sections = tuple((title, text) for title, text in sections if text)
@@ -158,7 +158,9 @@ class _TestProcess:
                 with suppress(OSError):
                     self._captured[name] = stack.enter_context(file.open("rb"))
         elif kind == "report":
-            self._log(config.hook.pytest_report_from_serializable(config=config, data=content))
+            report = config.hook.pytest_report_from_serializable(config=config, data=content)
+            self._show_output(report)
+            self._log(report)
         elif kind == "warning":
             named, location = content
             warning = {"warning_message": read_warning(named), "nodeid": item.nodeid}
@@ -174,13 +176,17 @@ class _TestProcess:
         if report.when == "setup":
             report.duration, report.start = report.stop - self._begin_s, self._begin_s
         self._is_over = report.when == "teardown"
-        if option("capture", None) == "no":
-            if self._is_over:
-                sys.stdout.write("".join(text for _, text in report.sections))
-            report.sections = []
         if report.failed and (option("usepdb", False) or option("trace", False)):
             report.sections.append(("debugger", NO_TERMINAL))
         self._item.ihook.pytest_runtest_logreport(report=report)
+
+    def _show_output(self, report: pytest.TestReport) -> None:
+        """Write what the test has printed, if the options do not leave it to the report."""
+        capture = self._item.config.getoption("capture", None)
+        if capture in ("no", "tee-sys") and report.when == "teardown":
+            sys.stdout.write("".join(text for _, text in report.sections))
+        if capture == "no":
+            report.sections = []
 
 
 def _make_order(item: pytest.Item, lease: Lease) -> dict[str, Any]:

@@ -102,6 +102,9 @@ def test_passes(): pass
     assert "during setup: ended with exit code 7" in ended.text
     assert "setting up" in ended.out
     assert "during teardown: was killed by SIGKILL" in ended.text
+    # What it printed is shown however output is captured.
+    for capture in ("no", "tee-sys"):
+        assert "said before" in project.pytest("-k", "segfault", f"--capture={capture}").check(failed=1).out
     assert not project.survivors()
 
 
@@ -418,6 +421,9 @@ def test_a_fixture_that_changes_what_is_visible_is_an_error(project: Project, wo
     assert ended.text.count("is now '0'") >= 3
     assert ended.text.count("is now None") >= 2
     assert not project.exists("ran")
+    # The next test of a process that keeps its GPUs has them again.
+    selected = "-k", "0 and (body or neither)"
+    project.pytest("test_v.py", "--energy-worker-gpus=1", *selected).check(failed=1, passed=1)
 
 
 def test_isolate_chooses_the_process(project: Project, world: World) -> None:
