@@ -124,8 +124,10 @@ class Lease:
         """Return the lease of the choices with these indices; the lease itself if it has no choices."""
         if not self.choices:
             return self
-        taken = (self.choices[index] for index in chosen)
-        return join_leases(sorted(taken, key=lambda choice: self.order.index(choice.devices[0])))
+        taken = [self.choices[index] for index in chosen]
+        if self.order:
+            taken.sort(key=lambda choice: self.order.index(choice.devices[0]))
+        return join_leases(taken)
 
 
 def join_leases(leases: Sequence[Lease]) -> Lease:
