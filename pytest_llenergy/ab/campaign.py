@@ -12,7 +12,7 @@ import msgspec
 import pytest_llenergy
 from pytest_llenergy.ab.join import SideSessions, choose_anchor, list_excluded_rounds
 from pytest_llenergy.ab.measured_command import describe_startup, energy_per
-from pytest_llenergy.ab.session import Earlier, Turn, Watch, find_error_line, read_tail, run_session
+from pytest_llenergy.ab.session import Earlier, Turn, Watch, run_session, show_failure
 from pytest_llenergy.ab.sides import Prepared, check_imports, list_own_modules
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests
 from pytest_llenergy.compare.case import Criterion
@@ -170,9 +170,8 @@ class Campaign:
             # The session is finished once this file is there.
             replace_file(files.end, str(self.durations_s[-1]).encode())
             return reports
-        for line in read_tail(files.log):
-            say(f"  | {line}")
-        why = f"{how}: {find_error_line(files.log)!r}" if how is not None else "measured no test"
+        line = show_failure(files.log, say)
+        why = f"{how}: {line!r}" if how is not None else "measured no test"
         raise PlanError(f"{session} {why}; the whole log: {files.log}")
 
     def _finish_undecidable(self) -> None:

@@ -33,10 +33,7 @@ class SessionRecord:
 
     @property
     def over_budget(self) -> bool:
-        """Whether the test exceeded its budget without being marked as an expected failure.
-
-        The reason is the only sign that pytest gives of an expected failure.
-        """
+        """Whether the test exceeded its budget. Only the reason shows that pytest expected it to fail."""
         return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
 
 

@@ -22,7 +22,6 @@ import msgspec
 import pytest_llenergy
 from pytest_llenergy.ab.campaign import Callbacks, Campaign
 from pytest_llenergy.ab.sides import Prepared, format_duration
-from pytest_llenergy.ab.state import make_directory
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint
 from pytest_llenergy.compare.comparison import DEFAULT_METRICS
@@ -114,8 +113,7 @@ def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Ite
     Those of a stopped campaign are loaded.
     """
     directory = prepared.root / ".llenergy" / "aa"
-    make_directory(directory)
-    make_directory(prepared.root / FLOORS)
+    directory.mkdir(exist_ok=True)
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"
         campaign = Campaign(prepared, prepared.state.part(number), callbacks, name)

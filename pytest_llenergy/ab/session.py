@@ -226,14 +226,11 @@ class Watch:
                 self._say(f"  waiting: {found['wait']}")
 
 
-def read_tail(log: Path, count: int = TAIL_LINES) -> list[str]:
-    """Return the last lines of a log, without blank lines."""
+def show_failure(log: Path, say: Callable[[str], None]) -> str:
+    """Show the last lines of a log, and return the one that most likely explains a failure."""
     with log.open(errors="replace") as file:
-        return list(deque((line.rstrip() for line in file if line.strip()), count))
-
-
-def find_error_line(log: Path) -> str:
-    """Return the line of a log that most likely explains a failure."""
-    lines = read_tail(log, 40)
+        lines = deque((line.rstrip() for line in file if line.strip()), 40)
+    for line in list(lines)[-TAIL_LINES:]:
+        say(f"  | {line}")
     errors = [line for line in lines if line.startswith(("ERROR", "E  ", "error:"))]
-    return (errors or lines or ["no output"])[-1].strip()[:300]
+    return (errors or list(lines) or ["no output"])[-1].strip()[:300]

@@ -104,13 +104,10 @@ def pytest_unconfigure(config: Any) -> None:
 
 
 def _locate_modules(own: dict[str, str]) -> dict[str, str]:
-    """Return the files of the modules that the checkout has, too, as this process imported them.
-
-    Ranks may import modules of ``src`` that this process has not imported, from the same path.
-    """
+    """Return where this process imports the modules from that the checkout has, too."""
     found = {}
     for name, place in own.items():
-        # sys.modules may contain arbitrary objects.
+        # sys.modules may contain arbitrary objects. Ranks may import what this process has not.
         with suppress(Exception):
             module = sys.modules.get(name)
             if module is not None:

@@ -27,7 +27,7 @@ from pytest_llenergy.ab.repository import (
     find_repository,
     inherited_environment,
 )
-from pytest_llenergy.ab.session import Side, Turn, find_error_line, read_tail
+from pytest_llenergy.ab.session import Side, Turn, show_failure
 from pytest_llenergy.ab.state import SIDES, State
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
@@ -64,19 +64,11 @@ class Schedule:
         return Stages(tuple(count * self.rounds for count in self.pairs))
 
     def turns(self, stage: int) -> Iterator[tuple[Turn, Turn]]:
-        """Yield the pairs of a stage (counted from 1) in order: base head, head base, base head, …
-
-        The alternation makes drift affect both sides alike.
-        """
+        """Yield the pairs of a stage (from 1): base head, head base, … Drift affects both sides alike."""
         first = sum(self.pairs[: stage - 1])
         for pair in range(first, first + self.pairs[stage - 1]):
             sides: tuple[SideName, SideName] = ("base", "head") if pair % 2 == 0 else ("head", "base")
             yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
-
-    def describe(self) -> str:
-        """Describe how much is measured: ``6+6 pairs of rounds: 6 to 12 pairs of sessions``."""
-        least = f"{self.pairs[0]} to " if len(self.pairs) > 1 else ""
-        return f"{self.stages} pairs of rounds: {least}{sum(self.pairs)} pairs of sessions"
 
     def describe_pair(self, pair: int, durations_s: Sequence[float], open_tests: int, tests: int) -> str:
         """Return the line for a finished pair: its time, the open tests, and the time that is left."""
@@ -144,10 +136,11 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     sides, state, repository, tree, notes = make(request, commands, directory, say)
     for line in notes:
         say(line)
-    if state.finished_sessions:
-        say(f"resuming a stopped comparison: {state.finished_sessions} sessions are finished")
+    finished = len(list(state.directory.glob("sessions*/*/end")))
+    if finished:
+        say(f"resuming a stopped comparison: {finished} sessions are finished")
     else:
-        say(schedule.describe())
+        say(f"{schedule.stages} pairs of rounds: at most {sum(schedule.pairs)} pairs of sessions")
     return Prepared(
         sides=sides,
         schedule=schedule,
@@ -310,11 +303,9 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
                     check=False,
                 ).returncode
                 if status != 0:
-                    for line in read_tail(log):
-                        say(f"  | {line}")
+                    line = show_failure(log, say)
                     raise PlanError(
-                        f"{side.name}: {what} failed with exit code {status}: {find_error_line(log)!r}; "
-                        f"the whole log: {log}"
+                        f"{side.name}: {what} failed with exit code {status}: {line!r}; the whole log: {log}"
                     )
         ready.write_text(inputs)
     python = (str(venv / "bin" / "python"), *side.python[1:]) if side.python else ()

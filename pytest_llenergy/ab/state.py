@@ -49,7 +49,11 @@ class State:
         # Outside the user's checkout, where pytest would find its settings for a commit that has none.
         self.checkouts: Path = cache_directory() / DIRECTORY / f"{_prefix(root)}{key}"
         self._part = ""
-        make_directory(self.directory)
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            check_creatable(self.directory / "check")
+        except OSError as error:
+            raise PlanError(f"{self.directory}: cannot write there ({error.strerror})") from None
         self._lock: BaseFileLock = _lock(self.directory)
         replace_file(self.directory.parent / ".gitignore", b"*\n")
         if fresh:
@@ -86,13 +90,8 @@ class State:
         for files in self.attempts(turn):
             shutil.rmtree(files.directory)
 
-    @property
-    def finished_sessions(self) -> int:
-        """The number of finished sessions."""
-        return len(list(self.directory.glob("sessions*/*/end")))
-
     def finish(self, repository: Repository | None, *, keep: bool) -> None:
-        """Delete checkouts and measurements or, with ``keep``, rename sessions, so that they are not resumed."""
+        """Delete checkouts and measurements or, with ``keep``, rename sessions: they are not resumed."""
         for directory in self.directory.glob("sessions*") if keep else ():
             kept = self.directory / directory.name.replace("sessions", "kept")
             shutil.rmtree(kept, ignore_errors=True)
@@ -141,15 +140,6 @@ def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> boo
     summary = _load_summary(files)
     ran = exit_status in (0, NOTHING_COLLECTED) and not files.report.exists()
     return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
-
-
-def make_directory(directory: Path) -> None:
-    """Create a directory, and check that files can be written there, so that nothing is measured in vain."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        check_creatable(directory / "check")
-    except OSError as error:
-        raise PlanError(f"{directory}: cannot write there ({error.strerror})") from None
 
 
 def remove_checkouts(directory: Path, repository: Repository | None) -> None:

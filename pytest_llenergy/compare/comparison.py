@@ -115,14 +115,9 @@ def has_measurements(records: Mapping[str, Record]) -> bool:
 
 def describe_side(report: Report, origin: str) -> ReportSource:
     """Describe where a report comes from; ``origin`` is the name of its file for messages."""
+    run, code = report.run, msgspec.structs.asdict(report.source)
     return ReportSource(
-        origin=origin,
-        run_id=report.run.id,
-        started_at=report.run.started_at,
-        complete=report.run.complete,
-        commit=report.source.commit,
-        branch=report.source.branch,
-        dirty=report.source.dirty,
+        origin=origin, run_id=run.id, started_at=run.started_at, complete=run.complete, **code
     )
 
 
@@ -147,19 +142,11 @@ def compare_reports(
     estimator: Estimator = estimate_once,
     sample_custom: CustomSampler | None = None,
 ) -> ComparedReports:
-    """Compare every test of two reports by each criterion.
+    """Compare every test of two reports by each criterion; ``origins`` names the reports in messages.
 
-    The correction for multiple comparisons applies to each criterion separately.
-
-    Args:
-        base: The report of the baseline.
-        head: The report to compare with it.
-        origins: Names of both reports for messages.
-        criteria: Metrics and rules.
-        across: Also compare different workloads, and note the differences.
-        judge_outputs: Whether a saving with other outputs is not comparable, rather than one with a note.
-        estimator: Decides the verdicts.
-        sample_custom: Makes samples of custom metrics that have a value in each session.
+    The correction for multiple comparisons applies to each criterion separately. ``across`` compares
+    different workloads, too, and notes the differences. With ``judge_outputs`` a saving with other outputs is
+    not comparable, otherwise it has a note.
     """
     incomplete = [
         None if each.run.complete else origin for each, origin in zip((base, head), origins, strict=True)

@@ -286,22 +286,23 @@ def suggest_remedy(
 
     Sessions that were measured ``in_turn`` have a value of a custom metric each.
     """
+    quiet, ab, precise = "a quieter machine", "llenergy ab", "a smaller uncertainty of your metric"
+    sessions = "folders with several sessions a side, --floor or llenergy history"
+    absolute = "an absolute threshold"
     found = set[str]()
     for each in comparisons:
         if NEEDS_ABSOLUTE in each.reason:
-            found.add("an absolute threshold")
+            found.add(absolute)
         elif NEEDS_SESSIONS in each.reason:
-            found.add("folders with several sessions a side, --floor or llenergy history")
+            found.add(sessions)
         elif each.metric not in ROUND_METRICS and not in_turn:
             # What a test states does not depend on its rounds.
-            found.add("a smaller uncertainty of your metric")
+            found.add(precise)
         elif UNRESOLVED not in each.reason:
-            found.add(rounds if _rounds_can_decide(each) else "llenergy ab")
-            if (each.noise or 0.0) > NOISY_ABOVE:
-                found.add("a quieter machine")
-    return (
-        f"{' or '.join(sorted(found))} can decide" if found else "the meters cannot resolve smaller changes"
-    )
+            found.add(rounds if _rounds_can_decide(each) else ab)
+            found |= {quiet} if (each.noise or 0.0) > NOISY_ABOVE else set()
+    remedies = [each for each in (quiet, sessions, rounds, ab, precise, absolute) if each in found]
+    return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
 
 
 def _rounds_can_decide(comparison: Comparison) -> bool:

@@ -116,13 +116,6 @@ def compare_samples(
     """Compare the rounds of ``head`` with those of ``base``.
 
     Measured values never raise: samples that cannot be compared have the verdict ``invalid`` and a reason.
-
-    Args:
-        base: Rounds of the baseline.
-        head: Rounds of the head.
-        rule: When a change counts.
-        better: Direction that is better.
-        design: How the rounds were measured.
     """
     n, m = len(base.values), len(head.values)
     invalid = Estimate("invalid", "", n, m, design=design)
