@@ -92,11 +92,6 @@ def _lacks(encoding: str, text: str) -> bool:
     return False
 
 
-def strip_trailing_space(text: str) -> str:
-    """Remove spaces at the ends of lines, and empty lines at the end of the text."""
-    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
-
-
 def count_tests(count: int, kind: str = "") -> str:
     """Return ``1 test`` or ``2 tests``; with the kind ``"new "`` ``2 new tests``."""
     return f"{count} {kind}test{'' if count == 1 else 's'}"
