@@ -138,7 +138,7 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
     ],
     "llama-cpp": [
         ({}, ["abc", ""], {}, "llama-cpp: a prompt has no tokens"),
-        ({}, ["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not supported: the server stops at"),
+        ({}, ["abc"], {"stop_token_ids": [5]}, "stop_token_ids are not supported: its server stops at"),
         ({}, ["abc"], {"max_new_tokens": 9000}, "are 9001 tokens; the model has room for 8192"),
         ({}, ["abc"], {}, ""),
     ],
