@@ -48,7 +48,7 @@ class TestRegressed:
             [
                 "*energy_gate: mean_power_w regressed, * -> * W: *%, at least *%*",
                 "*= energy, compared with base.json =*",
-                "regressed *test_a* W *+*% *",
+                "test_a *regressed * W *+*% *",
                 f"{count} regressed; noise *",
             ]
         )
@@ -72,7 +72,7 @@ class TestRegressed:
         result.stdout.fnmatch_lines(
             [
                 "energy_gate: mean_power_w regressed, 10 -> 11.01 W: +10.0%, at least +6.2%",
-                "regressed  test_a    10  11.01 W  +10.0%  +6.2% … +13.9% * 7.5%",
+                "test_a  regressed    10  11.01 W  +10.0%  +6.2% … +13.9% * 7.5%",
                 "1 regressed; noise 0.*% median, 0.*% at most",
             ]
         )
