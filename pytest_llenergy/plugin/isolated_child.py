@@ -78,8 +78,6 @@ def run_test(
     config.option.basetemp, config.args = base_temp, [path]
     config.workerinput, config.workeroutput = worker_input, {}  # type: ignore[attr-defined]
     config.stash[GIVEN_LEASE] = lease
-    # As in workers of pytest-xdist.
-    config.pluginmanager.set_blocked("terminalreporter")
     session = pytest.Session.from_config(config)
     try:
         config._do_configure()

@@ -50,7 +50,7 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     options = [*QUICK, columns, f"--energy-server={command}", "--energy-html=page.html"]
     result = quick.runpytest(*options)
     result.assert_outcomes(failed=1)
-    result.stdout.re_match_lines([r"test_it server \(failed\) .* J +saturated +saturated$"])
+    result.stdout.re_match_lines([r"test_it server .* J +- +-$"])
     result.stdout.fnmatch_lines(["saturated: test_it server: * of * rounds: achieved * of 50 requests/s;*"])
     result.stdout.fnmatch_lines(
         ["*energy_gate: steady_energy_per_output_token_j has no value (* rounds: saturated: achieved *"]

@@ -110,7 +110,7 @@ def test_a_head_without_own_commits_is_a_usage_error(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=10.0)
     done = clone.action(HEAD=clone.begun)
     assert done.returncode == 2
-    assert f"head {clone.begun[:10]} is part of {clone.main}: there is nothing of its own" in done.stderr
+    assert f"are the same commit {clone.begun[:10]}, so nothing can differ" in done.stderr
 
 
 def test_a_base_that_is_no_commit_is_a_usage_error_in_one_line(tmp_path: Path) -> None:

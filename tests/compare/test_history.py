@@ -215,16 +215,6 @@ class TestShow:
         named = "no session has test_x, energy; llenergy history show lists all tests"
         assert capsys.readouterr().err == f"{place}{named}\n"
 
-    def test_the_page_of_a_report_shows_the_trend(self) -> None:
-        days = [day_of(day, factor) for day, factor in enumerate([1.0] * 5 + [1.1] * 5)]
-        add(*days)
-        Path("last.json").write_bytes(encode_report(days[-1]))
-        options = ["--format=html", "-o", "page.html", "--history=.llenergy/history"]
-        assert main(["report", "last.json", *options]) == 0
-        text = Path("page.html").read_text("utf-8")
-        assert "change point" in text
-        assert all(commit(day)[:7] in text for day in range(10))
-
 
 def spread_used(root: str | None, record: Record) -> float:
     rounds = Sample(tuple(scaled(1.0)))

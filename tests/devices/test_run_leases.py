@@ -66,12 +66,9 @@ def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(
     pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     second = world.board(1).uuid
-    files = {"DONE": "[]", "DEVICES": f'{{"test_ab.py::test_it": ["{second}"]}}'}
-    for name in ("DONE", "DEVICES", "MODULES", "ROOT", "SUMMARY"):
-        path = pytester.path / name.lower()
-        monkeypatch.setenv(f"LLENERGY_AB_{name}", str(path))
-        if name in files:
-            path.write_text(files[name])
+    earlier = {"done": [], "devices": {"test_ab.py::test_it": [second]}, "own": {}}
+    (pytester.path / "earlier.json").write_text(json.dumps(earlier))
+    monkeypatch.setenv("LLENERGY_AB_SESSION", str(pytester.path))
     pytester.makepyfile(
         test_ab=f"""
         import pytest

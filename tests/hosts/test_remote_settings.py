@@ -43,12 +43,11 @@ def leased(hosts: Sequence[FakeHost], directory: Path, program: str = "") -> Ite
 
 def keeper(client: AgentClient) -> psutil.Process:
     """Return the process that keeps the settings of a host's boards."""
-    (found,) = [
-        each
-        for each in psutil.Process(client.facts.pid).children()
-        if "pytest_llenergy.devices.board_settings" in each.cmdline()
-    ]
-    return found
+    while True:
+        for each in psutil.Process(client.facts.pid).children():
+            # Right after its start it may still look like the agent.
+            if "pytest_llenergy.devices.board_settings" in each.cmdline():
+                return each
 
 
 def left_files(host: FakeHost) -> list[str]:

@@ -81,8 +81,8 @@ class TestNotMeasured:
             def breaks():
                 calls.append(1)
                 time.sleep(0.001)
-                if len(calls) == 20:
-                    raise ValueError("the twentieth")
+                if len(calls) == 5:
+                    raise ValueError("the fifth")
             def test_breaks(benchmark):
                 benchmark(breaks)
             def test_twice(benchmark):
@@ -99,7 +99,7 @@ class TestNotMeasured:
             "test_twice": "failed",
             "test_works": "measured",
         }
-        assert records["test_breaks"]["reason"] == "ValueError: the twentieth"
+        assert records["test_breaks"]["reason"] == "ValueError: the fifth"
         assert "FixtureAlreadyUsed" in records["test_twice"]["reason"]
         assert "measure_foreign_rounds" not in result.stdout.str(), "the traceback is that of the test"
 

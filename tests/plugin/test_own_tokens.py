@@ -163,9 +163,9 @@ WRONG = {
     "f, 'x', output_tokens=-1": "energy: output_tokens is -1; give the number of tokens of one call *",
     "f, 'x', output_tokens=True": "energy: output_tokens is True; give the number of tokens of one call *",
     "f, 'x', output_tokens=1.5": "energy: output_tokens is 1.5; give the number of tokens of one call *",
-    "f, 'x', output_tokens=str": "energy: output_tokens of f returned 'x'; give the number of tokens *",
-    "f, 'x', input_tokens=lambda r: -2": "energy: input_tokens of f returned -2; give the number of tokens *",
-    "workers.call(f, 'x'), input_tokens=str": "energy: input_tokens of f returned 'x'; give the number of tokens *",
+    "f, 'x', output_tokens=str": "energy: output_tokens of f returned 'x'; give the number *",
+    "f, 'x', input_tokens=lambda r: -2": "energy: input_tokens of f returned -2; give the number *",
+    "workers.call(f, 'x'), input_tokens=str": "energy: input_tokens of f returned 'x'; give the number *",
     "own, output_tokens=4": "energy: output_tokens is the tokens of a call, but own has a parameter *"
     "functools.partial(own, output_tokens=...)",
     "workers.call(own), output_tokens=4": "energy: output_tokens is the tokens of a call, but own has *",
@@ -206,7 +206,7 @@ def test_early(energy): energy(f, "x", output_tokens=str)
             "  File *, in <lambda>",
             "*energy(workers.call(f, ?x?), output_tokens=lambda r: r.ids)",
             "AttributeError: 'str' object has no attribute 'ids'",
-            "LLEnergyError: energy: output_tokens of f returned 'x'; give the number of tokens *",
+            "LLEnergyError: energy: output_tokens of f returned 'x'; give the number *",
         ],
     )
     result.stdout.fnmatch_lines([f"*Error: {line}" for line in WRONG.values()])

@@ -166,13 +166,6 @@ def build_trend(series: Series) -> Trend:
     return Trend(series.last.id, series.last.metric, series.last.unit, points)
 
 
-def load_trends(root: Path) -> list[Trend]:
-    """Return the trend of each test in its default metric, on the kind of devices that it ran on last."""
-    found = select_series(root, test=None, metric=None, device_key=None)
-    latest = {each.last.id: each for each in sorted(found, key=lambda each: each.last.time)}
-    return [build_trend(each) for each in latest.values()]
-
-
 def select_series(
     root: Path, *, test: str | None, metric: str | None, device_key: str | None
 ) -> list[Series]:
