@@ -92,11 +92,11 @@ class Command:
 def parse_commands(request: Request) -> tuple[Command, Command]:
     """Return the commands of both sides."""
     words, (a, b) = tuple(request.command), request.ab
-    if not words and (not a or not b):
+    sides = (*words, *_split(a or "", "--a")), (*words, *_split(b or "", "--b"))
+    if not all(sides):
         raise PlanError(
             "no command; write it after --, such as: llenergy ab --base origin/main -- pytest benchmarks"
         )
-    sides = (*words, *_split(a or "", "--a")), (*words, *_split(b or "", "--b"))
     base, head = parse_pytest(sides[0], "--a: " if a else ""), parse_pytest(sides[1], "--b: " if b else "")
     if base is not None and head is not None:
         if any((request.values, request.per, request.better, request.meters)):

@@ -235,8 +235,11 @@ def acquire(
     directory = open_directory()
     release = directory.close
     try:
+        own = {lock.device for held in _HELD for lock in held.locks}
         held = Held(directory, test)
         release = held.release
+        # A pytest within a test would wait for itself.
+        wait_s = wait_s if own.isdisjoint(lock.device for lock in request.all_locks) else 0.0
         pauses = _wait(held, request, wait_s, on_wait)
         held.chosen = held.take(replace(request, always=gpus), pauses)
         if host:

@@ -99,6 +99,8 @@ class _TestProcess:
         self._item = item
         self._phase: Literal["setup", "call", "teardown"] = "setup"
         self._is_over = False
+        #: The last report of the process, logged after the teardown of this one, which may fail.
+        self._torn_down: pytest.TestReport | None = None
         self._captured: dict[str, IO[bytes]] = {}
         #: The set-up begins with the lease and the start of the process.
         self._begin_s = time.time()
@@ -108,16 +110,19 @@ class _TestProcess:
 
         A report tells what failed, or ended the other process, in the phase that it was in.
         """
-        item = self._item
+        item, report = self._item, self._torn_down
         call = pytest.CallInfo.from_call(work, when, reraise=(pytest.exit.Exception, KeyboardInterrupt))
+        if call.excinfo is None and (when == "setup" or self._is_over):
+            return
         if call.excinfo is not None:
             # Of an invalid mark, the report says nothing.
             with suppress(pytest.fail.Exception):
                 item.stash[xfailed_key] = evaluate_xfail_marks(item)
             call.when = self._phase
-        elif when == "setup" or self._is_over:
-            return
-        self._log(item.ihook.pytest_runtest_makereport(item=item, call=call))
+            if report is not None and report.failed:
+                self._log(report)
+            report = None
+        self._log(report or item.ihook.pytest_runtest_makereport(item=item, call=call))
         self._phase = "teardown"
 
     def run(self, stack: ExitStack) -> None:
@@ -160,7 +165,10 @@ class _TestProcess:
         elif kind == "report":
             report = config.hook.pytest_report_from_serializable(config=config, data=content)
             self._show_output(report)
-            self._log(report)
+            if report.when == "teardown":
+                self._torn_down = report
+            else:
+                self._log(report)
         elif kind == "warning":
             named, location = content
             warning = {"warning_message": read_warning(named), "nodeid": item.nodeid}

@@ -177,7 +177,7 @@ class Supervisor:
         return self._exit_codes.get(pid)
 
     def _signal(self, group: str, number: int) -> None:
-        proctree.send_signal(self._groups[group].living, number)
+        proctree.send_signal(self._groups.get(group, Group()).living, number)
 
     def _kill(self, group: str) -> None:
         """Kill a group, then free its devices. What is stuck in the kernel holds them itself."""

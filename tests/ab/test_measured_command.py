@@ -255,6 +255,7 @@ def test_a_file_that_a_command_leaves_does_not_change_the_working_tree(
         (["--per=n", "--", "pytest"], "--value, --per, --better, --meter, --gpus and --require are for "),
         (["--metric=J_per_m", "--a=1", "--b=2", "--", "work", "1", "1"], "unknown metric 'J_per_m'"),
         (["--a=work 1"], "no command; write it after --, "),
+        (["--a= ", "--b=work 1"], "no command; write it after --, "),
     ],
 )
 def test_a_usage_error_is_one_line(

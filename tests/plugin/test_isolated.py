@@ -97,6 +97,20 @@ def test_next():
     assert not os.path.exists("/proc/" + pathlib.Path("left").read_text())
 """,
     )
-    ended = project.pytest().check(passed=3, error=1)
+    ended = project.pytest("--junit-xml=j.xml").check(passed=3, error=1)
     assert "ERROR at teardown of test_gpu" in ended.out
     assert "the module ends" in ended.out
+    assert project.text("j.xml").count("<testcase ") == 3
+
+
+def test_a_pytest_within_a_test_does_not_wait_for_that_test(project: Project, world: World) -> None:
+    project.write("inner.py", "import pytest\n@pytest.mark.gpus(1, isolate=False)\ndef test_inner(): pass\n")
+    project.write(
+        "test_o.py",
+        """
+import pytest
+@pytest.mark.gpus(2, isolate=False)
+def test_outer(): assert pytest.main(["-q", "inner.py"]) == 1
+""",
+    )
+    assert "a pytest within a test does not wait" in project.pytest("-s").check(passed=1).text
