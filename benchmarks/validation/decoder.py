@@ -24,7 +24,7 @@ CPU_SHAPE = (128, 2, 2, 256, 64, 2)
 class Decoder:
     """A decoder with about a billion random bf16 weights on CUDA, few on the CPU."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, *, as_graph: bool = True) -> None:
         import torch
 
         self._torch = torch
@@ -61,7 +61,7 @@ class Decoder:
         self._graph: Any = None
         how = "as they come"
         with torch.inference_mode():
-            if cuda:
+            if cuda and as_graph:
                 how = self._capture()
             self.run(2)
         parameters = sum(weight.numel() for layer in self._layers for weight in layer)

@@ -34,15 +34,20 @@ VOCABULARY = 32000
 
 def write_model(size: str, directory: Path) -> None:
     """Write a configuration and a tokenizer without weights."""
-    from transformers import LlamaConfig
-
-    hidden, inner, layers, heads, kv_heads = SIZES[size]
     shutil.copytree(
         pretrained_path(resolve_model("random:llama-tiny")),
         directory,
         ignore=shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json"),
     )
-    LlamaConfig(
+    make_config(size).save_pretrained(directory)
+
+
+def make_config(size: str) -> Any:
+    """Return the configuration of a Llama model of this size."""
+    from transformers import LlamaConfig
+
+    hidden, inner, layers, heads, kv_heads = SIZES[size]
+    return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
         intermediate_size=inner,
@@ -55,7 +60,7 @@ def write_model(size: str, directory: Path) -> None:
         eos_token_id=2,
         tie_word_embeddings=False,
         architectures=["LlamaForCausalLM"],
-    ).save_pretrained(directory)
+    )
 
 
 class RandomWeightsBackend(TransformersBackend):

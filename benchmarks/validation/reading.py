@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_llenergy.devices.nvml import Quantity, Session
-from pytest_llenergy.energy.meters.nvml import COUNTERS
+from pytest_llenergy.energy.meters.nvml import COUNTERS, POWER_USAGE
 from pytest_llenergy.energy.selfcheck import Reading
 
 from .machine import AVERAGE, INSTANT
 from .part import module_command
 
-#: Columns of a table of readings: monotonic ns before and after, mJ, mW, mW. -1: not available.
-COLUMNS = ("begin_ns", "end_ns", "counter_mj", "average_mw", "instant_mw")
+#: Columns of a table of readings: monotonic ns before and after, mJ, mW, mW, mW. -1: not available.
+COLUMNS = ("begin_ns", "end_ns", "counter_mj", "average_mw", "instant_mw", "usage_mw")
 
 #: Sleep between two readings (seconds); it takes a bit longer in practice.
 PAUSE_S = 0.0003
@@ -42,6 +42,7 @@ class Readings(NamedTuple):
     counter_j: Any
     average_w: Any
     instant_w: Any
+    usage_w: Any
 
     def between(self, start_ns: int, end_ns: int) -> Readings:
         """Return the readings between two times."""
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     session = Session()
     handle = session.open_board(args.uuid).handle
-    wanted = (COUNTERS, (AVERAGE,), (INSTANT,))
+    wanted = (COUNTERS, (AVERAGE,), (INSTANT,), (POWER_USAGE,))
     known = [(place, one) for place, some in enumerate(wanted) if (one := _answering(session, handle, some))]
     places, quantities = [place for place, _ in known], [one for _, one in known]
     over = threading.Event()
@@ -142,7 +143,7 @@ def main(argv: Sequence[str]) -> None:
         begin_ns = time.monotonic_ns()
         values = session.read(handle, quantities)
         end_ns = time.monotonic_ns()
-        cells = [-1, -1, -1]
+        cells = [-1, -1, -1, -1]
         for place, value in zip(places, values, strict=True):
             if not isinstance(value, str):
                 cells[place] = round(value * 1000)

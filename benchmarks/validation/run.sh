@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Validate on the GPU of this machine, in under nine minutes and without a network:
+# Validate on the GPU of this machine, in under thirteen minutes and without a network:
 #   benchmarks/validation/run.sh --out DIR [--parts sensor,accuracy,…] [--total SECONDS] [--dry]
 # PYTHON names another interpreter than python3. Card settings are left as they are.
 set -euo pipefail

@@ -16,7 +16,7 @@ from validation.stand_in import BUSY_W, STEP_S
 
 from .conftest import ROOT
 
-PARTS = ("sensor", "accuracy", "peers")
+PARTS = ("sensor", "accuracy", "generation")
 
 #: The parts take half a minute together.
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def test_sensor_properties_of_the_stand_in_are_measured(done: Callable[[str], Pa
     assert model["window_s"] == pytest.approx(0.1, rel=0.15)
     assert model["coverage"] > 0.85
     titles = [table.title for table in part.tables]
-    assert titles[0] == "Ticks"
+    assert "Ticks" in titles
     assert "Averaging window of the sensor, from square waves" in titles
     (agreement,) = [table for table in part.tables if table.title.startswith("Energy counter over")]
     ratios = {str(row[0]): row[3] for row in agreement.rows}
@@ -90,12 +90,8 @@ def test_joules_of_a_step_are_those_of_the_stand_in(done: Callable[[str], Part])
     assert part.tables[-1].title == "The gate, simulated with the noise of this board"
 
 
-def test_other_tools_are_compared_on_the_same_work(done: Callable[[str], Part]) -> None:
-    errors = done("peers").data["errors_percent"]
-    ours, both_ends = (
-        dict(map(tuple, errors[name]))
-        for name in ("pytest-llenergy, window", "Zeus' method: the counter at both ends")
-    )
-    assert ours[0.25] < 10.0
-    # On average, half a tick of the difference in power.
-    assert both_ends[0.05] > 20.0
+def test_other_tools_measure_the_same_windows(done: Callable[[str], Part]) -> None:
+    (table,) = done("generation").tables
+    per_token = {str(row[2]): row[4] for row in table.rows}
+    assert per_token["pytest-llenergy, window"] == pytest.approx(BUSY_W * STEP_S, rel=0.1)
+    assert "power every 100 ms" in per_token

@@ -75,6 +75,7 @@ def read(nvml: ModuleType, wave: Wave, step_ns: int = MS) -> Readings:
                 counter_mj(nvml, 0, at),
                 power_mw(nvml, 0, at, averaged=True),
                 power_mw(nvml, 0, at),
+                power_mw(nvml, 0, at, averaged=True),
             )
             for at in times
         ]
@@ -167,7 +168,7 @@ def test_jitter_is_measured(seen: Callable[[Board], tuple[Wave, Readings]], jitt
 
 
 def test_missing_values_have_no_ticks_and_no_fit() -> None:
-    readings = build_readings([(at * MS, at * MS + 10, -1, -1, 5000) for at in range(1000)])
+    readings = build_readings([(at * MS, at * MS + 10, -1, -1, 5000, -1) for at in range(1000)])
     assert measure_timing(readings.time_ns, readings.counter_j).ticks == 0
     assert measure_timing(readings.time_ns, readings.instant_w).period_s is None
     wave = Wave([(100 * MS, 200 * MS), (400 * MS, 500 * MS)])

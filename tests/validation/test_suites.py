@@ -24,7 +24,7 @@ from validation import suite_plugin  # noqa: E402
 from validation.random_weights import SIZES, RandomWeightsBackend, write_model  # noqa: E402
 from validation.session import SUITE, pytest_command  # noqa: E402
 
-CPU_CELLS = 4
+CPU_CELLS = 2
 QUIETLY = ("--collect-only", "-q", "--energy-backend=transformers")
 
 
