@@ -16,14 +16,16 @@ share of the test is s / (s + k (1 - s)) at least, and s / (s + (1 - s) / k) at 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_llenergy import real_time
 from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, read_cpu_time
-from pytest_llenergy.energy.meters.base import Domain
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy
-from pytest_llenergy.record.record import Flag
+
+if TYPE_CHECKING:
+    from pytest_llenergy.energy.meters.base import Domain
+    from pytest_llenergy.energy.quiet_gaps import Quiet
+    from pytest_llenergy.record.record import Flag
 
 #: Others are busy if they use more cores than this, and more CPU time than is significant with ticks of 10 ms
 #: (seconds). Below that, the joules of the package are those of the test.
@@ -94,23 +96,15 @@ def read_cpu(processes: ProcessTree) -> CpuReading:
     return CpuReading(real_time.monotonic(), host.busy_s, host.stolen_s, own_s)
 
 
-@dataclass(frozen=True)
-class IdlePower(Power):
-    """Idle power with its limits (W)."""
-
-    low_w: float
-    high_w: float
-
-
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """How the joules of a domain are split in one round or window.
 
-    ``idle`` is ``None`` if others never paused.
+    ``idle`` is its idle power, ``None`` if others never paused, and ``limits_w`` bounds it.
     """
 
     use: CpuUse
-    idle: IdlePower | None
+    idle: Power | None
+    limits_w: tuple[float, float]
     ratio: float
 
     def part(self, whole: WindowEnergy, duration_s: float) -> Attributed | None:
@@ -124,7 +118,7 @@ class Split:
             return None
         whole_j, share, ratio = whole.energy_j, self.use.share, self.ratio
         most_w = whole_j / duration_s
-        idle = self.idle or IdlePower(0.0, 0.0, 0.0, most_w)
+        idle, (low_w, high_w) = (self.idle, self.limits_w) if self.idle else (Power(0.0, 0.0), (0.0, most_w))
         low_share = share / (share + ratio * (1 - share))
         high_share = share / (share + (1 - share) / ratio) if share else 0.0
 
@@ -138,14 +132,14 @@ class Split:
         idle_u_j = (1 - share) * idle.u_watts * duration_s
         variances = Variances(attribution=(u_share * above_j) ** 2 + idle_u_j**2)
         energy = WindowEnergy(part_j(idle.watts, share), whole.variances.scale(share**2) + variances)
-        return Attributed(energy, whole_j, part_j(idle.low_w, low_share), part_j(idle.high_w, high_share))
+        return Attributed(energy, whole_j, part_j(low_w, low_share), part_j(high_w, high_share))
 
 
 def choose_split(
     domain: Domain,
     use: CpuUse,
     work_w: float,
-    gaps: Sequence[tuple[Power | None, CpuUse]] = (),
+    gaps: Sequence[tuple[Power | Quiet | None, CpuUse]] = (),
     rest: dict[str, Power] | None = None,
 ) -> Split | None:
     """Return how to split the joules of a domain, or ``None`` if they are all those of the test.
@@ -169,38 +163,39 @@ def choose_split(
         return None
     at_rest = rest.get(domain.name)
     if at_rest is not None:
-        idle: IdlePower | None = IdlePower(at_rest.watts, at_rest.u_watts, at_rest.watts, at_rest.watts)
-    else:
-        idle = _extrapolate_idle_power(work_w, use, known, domain.cpu_ratio)
-    return Split(use, idle, domain.cpu_ratio)
+        return Split(use, at_rest, (at_rest.watts, at_rest.watts), domain.cpu_ratio)
+    return Split(use, *_extrapolate_idle_power(work_w, use, known, domain.cpu_ratio), domain.cpu_ratio)
 
 
 def _extrapolate_idle_power(
-    work_w: float, use: CpuUse, gaps: Sequence[tuple[Power, CpuUse]], ratio: float
-) -> IdlePower | None:
-    """Return the power without any core in use, from that of busy gaps and of the work.
+    work_w: float, use: CpuUse, gaps: Sequence[tuple[Power | Quiet, CpuUse]], ratio: float
+) -> tuple[Power | None, tuple[float, float]]:
+    """Return the power without any core in use, from that of busy gaps and of the work, and its limits.
 
     Power is taken to grow with the cores in use. The limits are those where a core of the work draws
     ``ratio`` times as much, or as little, as one of the others.
     """
+    unknown = None, (0.0, 0.0)
     if not gaps:
-        return None
+        return unknown
     watts, cores = (
         sum(each) / len(gaps) for each in ([power.watts for power, _ in gaps], [gap.cores for _, gap in gaps])
     )
     more_w, more_cores = work_w - watts, use.cores - cores
     if more_cores < MORE_CORES or more_w <= 0:
-        return None
+        return unknown
     of_others_w = cores * more_w / more_cores
     low_w, high_w = max(0.0, watts - ratio * of_others_w), max(0.0, watts - of_others_w / ratio)
     u_watts = max(power.u_watts for power, _ in gaps)
-    return IdlePower(max(0.0, watts - of_others_w), u_watts, low_w, high_w)
+    return Power(max(0.0, watts - of_others_w), u_watts), (low_w, high_w)
 
 
 def attribution_flags(splits: Sequence[Split]) -> list[Flag]:
     """Return the flag of joules that were split, of one or more domains."""
     if not splits:
         return []
+    from pytest_llenergy.record.record import Flag
+
     use, idle = splits[0].use, [split.idle for split in splits]
     detail = f"others used {use.other_s:.3g} of {use.own_s + use.other_s:.3g} CPU s: "
     known = [each.watts for each in idle if each is not None]

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,10 +149,9 @@ class ProcessTable:
         return self._known - known
 
 
-@dataclass
 class _Member:
-    process: Process
-    usage: Usage
+    def __init__(self, process: Process, usage: Usage) -> None:
+        self.process, self.usage = process, usage
 
 
 class ProcessTree:

@@ -24,7 +24,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -65,8 +64,8 @@ BLOCK_TICKS = 64
 REST_TICKS = 2.0
 
 #: Windows that begin within ``SHARED_TICKS`` are solved from one stretch, which reaches ``NEAR_TICKS`` beyond
-#: them, or less far if it would hold more than ``MOST_MARKS``.
-SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 16, 16, 600
+#: them, or less far if it would hold more than ``MOST_MARKS``. Longer ones than that have a stretch alone.
+SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 24, 12, 600
 
 #: Stretches of a series that are kept: windows are mostly asked for in order.
 KEPT_STRETCHES = 4
@@ -87,6 +86,11 @@ class Segment(NamedTuple):
     start_ns: int
     end_ns: int
     label: Hashable
+
+    @property
+    def is_window(self) -> bool:
+        """Whether windows with names were open."""
+        return self.label == ANY_WINDOW or (isinstance(self.label, tuple) and bool(self.label))
 
 
 def segments_between(
@@ -144,7 +148,7 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
     if before is None or after is None or not tick_ns or end_ns - start_ns < SHORTEST_TICKS * tick_ns:
         return None
-    reach_ns, whole = _reach(marks, start_ns, end_ns, tick_ns)
+    reach_ns, whole, shared_until_ns = _reach(marks, start_ns, end_ns, tick_ns)
     first, last = (
         bisect_left(marks, reach_ns[0], key=_time_ns),
         bisect_right(marks, reach_ns[1], key=_time_ns),
@@ -179,24 +183,24 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     else:
         if not target or len(series.ticks_between(start_ns, end_ns)) < INSIDE:
             return None
-    return widen_for_few(stretch.solve([target], unlike=True)[0], repeats)
+    return widen_for_few(stretch.solve_window(target, shared_until_ns), repeats)
 
 
 def _reach(
     marks: Sequence[Mark], start_ns: int, end_ns: int, tick_ns: float
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return between which moments marks are solved with a window, and what of it is not divided."""
+) -> tuple[tuple[int, int], tuple[int, int], float]:
+    """Return what is solved with a window, what of it is not divided, and until when others share it."""
     shared_ns, near_ns = SHARED_TICKS * tick_ns, NEAR_TICKS * tick_ns
-    if end_ns - start_ns > shared_ns:
+    if end_ns - start_ns > near_ns:
         # The middle of a long window is known from its ticks, whatever happened in it.
         whole = (round(start_ns + near_ns), round(end_ns - near_ns))
-        return (round(start_ns - near_ns), round(end_ns + near_ns)), whole
+        return (round(start_ns - near_ns), round(end_ns + near_ns)), whole, start_ns
     while True:
         begin_ns = start_ns // shared_ns * shared_ns
-        first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + 2 * shared_ns + near_ns)
+        first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + shared_ns + 2 * near_ns)
         count = bisect_right(marks, last_ns, key=_time_ns) - bisect_left(marks, first_ns, key=_time_ns)
-        if count <= MOST_MARKS or shared_ns < 2 * (end_ns - start_ns):
-            return (first_ns, last_ns), (0, 0)
+        if count <= MOST_MARKS or near_ns < 2 * (end_ns - start_ns):
+            return (first_ns, last_ns), (0, 0), begin_ns + shared_ns
         shared_ns, near_ns = shared_ns / 2, near_ns / 2
 
 
@@ -207,10 +211,7 @@ def _beside(marks: Sequence[Mark], time_ns: int) -> Sequence[Mark]:
 
 def _alike(segments: Sequence[Segment]) -> list[Segment]:
     """Label all windows alike: those of other names show as well how power changes at their edges."""
-    return [
-        each._replace(label=ANY_WINDOW) if isinstance(each.label, tuple) and each.label else each
-        for each in segments
-    ]
+    return [each._replace(label=ANY_WINDOW) if each.is_window else each for each in segments]
 
 
 def _time_ns(mark: Mark) -> int:
@@ -225,7 +226,7 @@ def widen_for_few(energy: WindowEnergy, repeats: int) -> WindowEnergy:
     of a normal distribution.
     """
     factor = 1 + min(1.0, REPEATED / max(1, repeats))
-    return replace(energy, variances=replace(energy.variances, shape=factor * energy.variances.shape))
+    return energy._replace(variances=energy.variances._replace(shape=factor * energy.variances.shape))
 
 
 def solve_jointly(
@@ -245,7 +246,7 @@ def solve_jointly(
         return energies
     # Readings that stood still may have been out of date in any of the segments.
     stale = Variances(outside=series.domain.watch.stale_j(segments[0].start_ns, segments[-1].end_ns) ** 2)
-    return [replace(energy, variances=energy.variances + stale) for energy in energies]
+    return [energy.widen(stale) for energy in energies]
 
 
 class Stretch:
@@ -260,12 +261,26 @@ class Stretch:
         cuts = [round(index * (len(ticks) - 1) / count) for index in range(count + 1)]
         # Blocks share the tick between them.
         self._blocks = [_Block(ticks[first : last + 1], cells, series) for first, last in pairwise(cuts)]
+        self._windows: dict[int, WindowEnergy] = {}
 
     def segments_within(self, start_ns: int, end_ns: int) -> list[int]:
         """Return the indices of the segments within two moments (monotonic nanoseconds)."""
         first = bisect_left(self.segments, start_ns, key=lambda each: each.start_ns)
         last = bisect_right(self.segments, end_ns, key=lambda each: each.end_ns)
         return list(range(first, last))
+
+    def solve_window(self, target: Sequence[int], until_ns: float) -> WindowEnergy:
+        """Return the energy of a window. Those that begin after it until a moment are solved with it."""
+        if len(target) > 1:
+            return self.solve([target], unlike=True)[0]
+        (number,) = target
+        if number not in self._windows:
+            later = range(number + 1, len(self.segments))
+            shared = [each for each in later if self.segments[each].start_ns < until_ns]
+            numbers = [number, *(each for each in shared if self.segments[each].is_window)]
+            energies = self.solve([[each] for each in numbers], unlike=True)
+            self._windows.update(zip(numbers, energies, strict=True))
+        return self._windows[number]
 
     def solve(self, targets: Sequence[Sequence[int]], *, unlike: bool = False) -> list[WindowEnergy]:
         """Return the energy of each target, a set of segments.

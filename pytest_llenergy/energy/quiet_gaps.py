@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, pvariance
+from typing import NamedTuple
 
 from pytest_llenergy.energy.trace import Series, Tick
-from pytest_llenergy.energy.uncertainty import Power, Reading, Variances, student_factor
+from pytest_llenergy.energy.uncertainty import Reading, Variances, student_factor
 
 #: Ticks that a quiet gap needs for its power to count.
 MIN_GAP_TICKS = 2
@@ -30,8 +30,7 @@ TREND = 4.0
 UNSTEADY = 3.0
 
 
-@dataclass(frozen=True)
-class Quiet(Power):
+class Quiet(NamedTuple):
     """The power of a quiet gap, between its first and its last tick.
 
     Attributes:
@@ -41,6 +40,8 @@ class Quiet(Power):
         blur_w: Standard uncertainty of a step from the times of its ticks.
     """
 
+    watts: float
+    u_watts: float
     first: Tick
     last: Tick
     fluctuation_w: float
@@ -221,7 +222,7 @@ def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distanc
 def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
     """Return both gaps around a window with the fluctuation that their steps show together."""
     first, second = (
-        replace(gap, fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
+        gap._replace(fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
         for gap in (before, after)
     )
     return first, second

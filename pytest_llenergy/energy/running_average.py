@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from pytest_llenergy.energy.edges import HIDDEN, energy_under_load, mean_powers
 from pytest_llenergy.energy.quiet_gaps import (
@@ -106,7 +105,7 @@ def _beside(
     """
     smear_s = series.smear_s
     # Averages that rise or fall show a change long ago, not a trend at the edge.
-    found = reading(series, time_ns, replace(side, steps=()))
+    found = reading(series, time_ns, side._replace(steps=()))
     away_s = max((time_ns - side.last.time_ns) / 1e9, (side.first.time_ns - time_ns) / 1e9 - smear_s)
     hidden_s = 0.0 if in_gap else math.hypot(away_s, smear_s / 8)
     outside = (side.fluctuation_w * smear_s) ** 2 + (HIDDEN * side.watts * hidden_s) ** 2 / 3

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy, domain_energy
 from pytest_llenergy.energy.window_arithmetic import energy_between
@@ -46,7 +44,7 @@ class RunningTotal:
         self.energy_j += energy.energy_j
         self.measured_s += duration_s
         self._coverage += energy.variances.coverage
-        self._edges = [*self._edges[:1], replace(energy.variances, coverage=0.0)]
+        self._edges = [*self._edges[:1], energy.variances._replace(coverage=0.0)]
         return energy.energy_j / duration_s
 
     def sum(self) -> DomainEnergy:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Sequence
@@ -348,9 +347,9 @@ class Series:
 
     def taken_as(self, *, averages: bool) -> Series:
         """Return the same ticks, taken as those of running averages or of plain readings."""
-        taken = copy.copy(self)
-        smear_s = self.domain.smear_s if averages else 0.0
-        taken.domain = self.domain._replace(smear_s=smear_s, watch=None)
+        domain = self.domain._replace(smear_s=self.domain.smear_s if averages else 0.0, watch=None)
+        taken = Series(self.meter, domain)
+        vars(taken).update(vars(self), domain=domain)
         return taken
 
     def ticks_between(self, start_ns: int, end_ns: int) -> list[Tick]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from operator import add
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.record.record import DomainEnergy, Terms
+if TYPE_CHECKING:
+    from pytest_llenergy.energy.trace import Series
+    from pytest_llenergy.record.record import DomainEnergy, Terms
 
 #: Half of Student's t for two standard deviations (p = 95.45 %) by degrees of freedom: GUM (JCGM 100:2008),
 #: table G.2.
 STUDENT = {1: 6.98, 2: 2.26, 3: 1.65, 4: 1.43, 5: 1.32, 6: 1.26, 7: 1.22, 8: 1.19, 9: 1.16, 10: 1.14}
 
 
-@dataclass(frozen=True)
-class Variances:
+class Variances(NamedTuple):
     """Variances of an energy by cause, in J².
 
     Adding treats the causes as independent, except ``shape``: the course of power between ticks is the same
@@ -31,44 +32,37 @@ class Variances:
     resolution: float = 0.0
     coverage: float = 0.0
     attribution: float = 0.0
-    shape: float = 0.0
     clock: float = 0.0
+    shape: float = 0.0
     marking: float = 0.0
 
-    def __add__(self, other: Variances) -> Variances:
-        def add(cause: str) -> float:
-            one, two = getattr(self, cause), getattr(other, cause)
-            return float((math.sqrt(one) + math.sqrt(two)) ** 2 if cause in LINEAR else one + two)
-
-        return Variances(*map(add, CAUSES))
+    def __add__(self, other: Variances) -> Variances:  # type: ignore[override]
+        *independent, shape, marking = map(add, self, other)
+        if self.shape and other.shape:
+            shape += 2 * math.sqrt(self.shape * other.shape)
+        if self.marking and other.marking:
+            marking += 2 * math.sqrt(self.marking * other.marking)
+        return Variances._make([*independent, shape, marking])
 
     def scale(self, factor: float) -> Variances:
         """Return every variance multiplied by a factor."""
-        return Variances(*(getattr(self, cause) * factor for cause in CAUSES))
-
-    @property
-    def clocks(self) -> float:
-        """Sum over both clocks."""
-        return self.clock + self.marking
+        return Variances(*(factor * each for each in self))
 
     @property
     def total(self) -> float:
         """Sum over all causes."""
-        return float(sum(getattr(self, cause) for cause in CAUSES))
+        return sum(self)
 
     def terms(self) -> Terms:
         """Return standard uncertainties for a record."""
-        named = {f"{cause}_j": math.sqrt(getattr(self, cause)) for cause in CAUSES[:-2]}
-        return Terms(**named, clock_j=math.sqrt(self.clocks))
+        from pytest_llenergy.record.record import Terms
+
+        named = self._replace(clock=self.clock + self.marking)._asdict()
+        del named["marking"]
+        return Terms(**{f"{cause}_j": math.sqrt(variance) for cause, variance in named.items()})
 
 
-#: The causes, with the clocks last, and those whose standard uncertainties are added.
-CAUSES = tuple(each.name for each in fields(Variances))
-LINEAR = ("shape", "marking")
-
-
-@dataclass(frozen=True)
-class Power:
+class Power(NamedTuple):
     """Watts and their standard uncertainty."""
 
     watts: float
@@ -78,16 +72,14 @@ class Power:
 NOTHING = Variances()
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """The cumulative energy at one moment."""
 
     energy_j: float
     variances: Variances
 
 
-@dataclass(frozen=True)
-class WindowEnergy:
+class WindowEnergy(NamedTuple):
     """Joules of a window with their variances, or ``None`` with a reason."""
 
     energy_j: float | None
@@ -99,9 +91,12 @@ class WindowEnergy:
         """Combined standard uncertainty (J)."""
         return None if self.energy_j is None else math.sqrt(self.variances.total)
 
+    def widen(self, variances: Variances) -> WindowEnergy:
+        """Return the same energy with more variances; without energy, the reason alone."""
+        return self if self.energy_j is None else self._replace(variances=self.variances + variances)
 
-@dataclass(frozen=True)
-class Attributed:
+
+class Attributed(NamedTuple):
     """The test's part of the energy of a domain, with the limits of the split; ``whole_j`` is all of it."""
 
     energy: WindowEnergy
@@ -123,7 +118,7 @@ def sum_energies(energies: Sequence[WindowEnergy], reasons: Sequence[str] = ()) 
             return WindowEnergy(None, reason=energy.reason)
         total = WindowEnergy(total.energy_j + energy.energy_j, total.variances + energy.variances)
     clock = sum(math.sqrt(energy.variances.clock) for energy in energies) ** 2
-    return replace(total, variances=replace(total.variances, clock=clock))
+    return total._replace(variances=total.variances._replace(clock=clock))
 
 
 def sum_hosts(energies: Sequence[WindowEnergy]) -> WindowEnergy:
@@ -150,6 +145,8 @@ def domain_energy(
         duration_s: Length of the window (seconds).
         attributed: How ``energy`` was split from that of the whole domain, if it was.
     """
+    from pytest_llenergy.record.record import DomainEnergy
+
     domain = series.domain
     low_j = high_j = None
     if energy.energy_j is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
@@ -93,7 +93,7 @@ def energy_between(
         first_ns = (before.first.earliest_ns if before else start_ns) - smear_ns
         last_ns = (after.last.latest_ns if after else end_ns) + smear_ns
         stale = Variances(outside=watch.stale_j(first_ns, last_ns) ** 2)
-        return replace(energy, variances=energy.variances + stale)
+        return energy.widen(stale)
     if series.smear_ns:
         energy = averaged_energy(series, start_ns, end_ns, before, after)
         if energy.energy_j is None:
@@ -115,15 +115,15 @@ def energy_between(
         if before and after:
             # If all ticks are equally late, the error depends only on the powers outside the window.
             shifted_j = (after.watts - before.watts) * series.shift_s
-            energy = replace(energy, variances=energy.variances + Variances(outside=shifted_j**2 / 12))
+            energy = energy.widen(Variances(outside=shifted_j**2 / 12))
     if before and after and energy.energy_j is not None:
         # Power that differs between the gaps shows that it does not step at the marks: equally in all rounds.
         step_w = abs(energy.energy_j * 1e9 / (end_ns - start_ns) - after.watts)
         unsettled_w = abs(after.watts - before.watts) + after.fluctuation_w
         tail_j = min(step_w * series.domain.tail_s, unsettled_w * SETTLING_S)
-        energy = replace(energy, variances=energy.variances + Variances(shape=tail_j**2))
+        energy = energy.widen(Variances(shape=tail_j**2))
     sampling = Variances(coverage=_sampling_variance(series, start_ns, end_ns))
-    energy = replace(energy, variances=energy.variances + sampling)
+    energy = energy.widen(sampling)
     if series.domain.coverage >= 1:
         return energy
     unsampled = coverage_variance(series, start_ns, end_ns, before, after)
@@ -133,7 +133,7 @@ def energy_between(
             f"{series.domain.coverage:.0%} of each tick of a board whose power limit is not known"
         )
         return WindowEnergy(None, reason=reason)
-    return replace(energy, variances=energy.variances + Variances(coverage=unsampled))
+    return energy.widen(Variances(coverage=unsampled))
 
 
 def _covering(energy: WindowEnergy, other: WindowEnergy) -> WindowEnergy:
@@ -141,7 +141,7 @@ def _covering(energy: WindowEnergy, other: WindowEnergy) -> WindowEnergy:
     if energy.energy_j is None or other.energy_j is None:
         return energy if energy.energy_j is None else other
     apart = Variances(shape=(energy.energy_j - other.energy_j) ** 2 / 4)
-    return replace(energy, variances=energy.variances + apart)
+    return energy.widen(apart)
 
 
 def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> WindowEnergy | None:
@@ -441,7 +441,7 @@ def _domain(
     energy = energy_between(series, start_ns, end_ns, marks=marks)
     if clock_u_s and energy.energy_j is not None:
         clock = _clock_variance(series, start_ns, end_ns, energy.energy_j, clock_u_s)
-        energy = replace(energy, variances=energy.variances + Variances(clock=clock))
+        energy = energy.widen(Variances(clock=clock))
     return require_resolvable(energy, series, start_ns, end_ns)
 
 

@@ -12,14 +12,14 @@ from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_llenergy.energy.attribution import CpuReading, CpuUse, read_cpu
-from pytest_llenergy.energy.cpu_time import ProcessTree
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.sampler import Sampler
 from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.energy.trace import NEIGHBOURS, Mark, Series
 
 if TYPE_CHECKING:
+    from pytest_llenergy.energy.attribution import CpuReading, CpuUse
+    from pytest_llenergy.energy.cpu_time import ProcessTree
     from pytest_llenergy.energy.window_arithmetic import HostWindow
     from pytest_llenergy.record.record import MeterInfo
 
@@ -149,6 +149,9 @@ class LocalWindows:
         return partial(account_window, self.series, start_ns, end_ns, self.reasons, marks, use, clock_u_ns)
 
     def _read_cpu(self) -> CpuReading:
+        from pytest_llenergy.energy.attribution import read_cpu
+        from pytest_llenergy.energy.cpu_time import ProcessTree
+
         # Windows may open and close in several threads.
         with self._cpu_lock:
             if self._processes is None:

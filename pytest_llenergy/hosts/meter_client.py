@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -183,7 +182,7 @@ class MeterClient:
         return None if reason is None else f"{self._client.name}: {reason}"
 
     def _name_energy(self, energy: WindowEnergy) -> WindowEnergy:
-        return replace(energy, reason=self._name_reason(energy.reason))
+        return energy._replace(reason=self._name_reason(energy.reason))
 
     def _name_record(self, record: DomainEnergy) -> DomainEnergy:
         return msgspec.structs.replace(record, reason=self._name_reason(record.reason))

@@ -119,7 +119,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
         found_doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
         if found_doubt is not None:
             at_stake_j, doubt = found_doubt
-            whole = replace(whole, variances=whole.variances + Variances(shape=at_stake_j**2))
+            whole = whole.widen(Variances(shape=at_stake_j**2))
     phases = phase_energies(series, spans, timeline, whole, before, after)
     found = _Found(series, whole, phases, idle, doubt=doubt)
     found = _widen_by_clock(found, measured, before.watts, after.watts)
@@ -201,8 +201,6 @@ def _add_clock(
 
     The first of the two is that of this host's clock, the other that of the host that marked the edges.
     """
-    if energy.energy_j is None:
-        return energy
     squares = sum(sum(map(abs, steps_w)) ** 2 for steps_w in (starts_w, ends_w))
     clock, marking = ((each / 1e9) ** 2 * squares for each in u_ns)
-    return replace(energy, variances=energy.variances + Variances(clock=clock, marking=marking))
+    return energy.widen(Variances(clock=clock, marking=marking))

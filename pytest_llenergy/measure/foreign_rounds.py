@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
@@ -287,7 +287,7 @@ def _stretch_share(energy: WindowEnergy, stretch: Stretch, length_ns: int) -> Wi
         return energy
     outside = (rest * max(0.0, energy.energy_j)) ** 2 / 3
     shared = _scale_energy(energy, 1 - rest)
-    return replace(shared, variances=shared.variances + Variances(outside=outside))
+    return shared.widen(Variances(outside=outside))
 
 
 def _gaps(series: Series, whole: MeasuredRound) -> tuple[Quiet | None, Quiet | None]:
@@ -320,7 +320,7 @@ def _split(
 def _scale_energy(energy: WindowEnergy, share: float) -> WindowEnergy:
     if energy.energy_j is None:
         return energy
-    return replace(energy, energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
+    return energy._replace(energy_j=share * energy.energy_j, variances=energy.variances.scale(share**2))
 
 
 def _between_u_j(stretch: Stretch, rounds: WindowEnergy) -> float:

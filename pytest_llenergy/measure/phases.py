@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from statistics import fmean
 
 from pytest_llenergy.energy.joint_solution import (
@@ -148,7 +147,7 @@ def _solve_phases(
         step_w = max([before.watts, after.watts, *powers_w]) - min(powers_w)
         for name, several in spans.items():
             unseen = Variances(coverage=len(several) * (missed_s * step_w) ** 2 / 6)
-            solved[name] = replace(solved[name], variances=solved[name].variances + unseen)
+            solved[name] = solved[name].widen(unseen)
     # A decode of one token has no length.
     last = min(parts, key=lambda part: (-part[1], part[0]))[2]
     return _add_up_to(whole, solved, last)
@@ -166,8 +165,7 @@ def _add_up_to(whole: WindowEnergy, phases: dict[str, WindowEnergy], last: str) 
     total = sum(each.variances.total for each in phases.values()) or 1.0
     tail = Variances(shape=whole.variances.shape)
     return {
-        name: replace(
-            each,
+        name: each._replace(
             energy_j=(each.energy_j or 0.0) + excess_j * each.variances.total / total,
             variances=each.variances + (tail if name == last else NOTHING),
         )

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from pytest_llenergy.record.record import Flag
 
 if TYPE_CHECKING:
     from pytest_llenergy.energy.power_readings import PowerWatch
     from pytest_llenergy.record.base import EnergyKind
-from pytest_llenergy.record.record import MeterInfo
+    from pytest_llenergy.record.record import Flag, MeterInfo
 
 Limits = Callable[[float, float], tuple[float, float]]
 """``limits(energy_j, duration_s)``: the lowest and the highest true energy for a reading."""
@@ -184,8 +181,7 @@ class MeterSpec(NamedTuple):
     check: Callable[[str], object] | None = None
 
 
-@dataclass(frozen=True)
-class Accuracy:
+class Accuracy(NamedTuple):
     """Accuracy of a ``Domain``: in words, as limits, and with its flags."""
 
     words: str
@@ -195,6 +191,8 @@ class Accuracy:
 
 def unknown_accuracy(source: str) -> Accuracy:
     """Return an unknown accuracy: the limits exclude the error of the source, and a flag says this."""
+    from pytest_llenergy.record.record import Flag
+
     detail = f"the accuracy of {source} is not known: limits and uncertainties leave its error out"
     return Accuracy("not known", within(0.0), (Flag(name="meter", severity="note", detail=detail),))
 

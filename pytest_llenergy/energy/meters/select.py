@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -200,8 +199,7 @@ def _describe(targets: Targets) -> str:
     return f"GPUs {', '.join(targets.gpus)}" if targets.gpus else "the CPU of this host"
 
 
-@dataclass(frozen=True)
-class MeterFacts:
+class MeterFacts(NamedTuple):
     """A meter for one target: ``cpu``, a UUID, or None for a meter that needs an argument."""
 
     name: str
