@@ -37,8 +37,8 @@ LEARNING_AT_WORK_NS = 5_000_000
 #: The rest of this process counts as busy if it uses at least this share of a core.
 BUSY = 0.1
 
-#: How long ticks may be left unobserved while this process is busy (nanoseconds). A counter that breaks is
-#: detected after this time at the latest.
+#: How long ticks may be left unobserved in the middle of a window, or beside work in this process
+#: (nanoseconds). A counter that breaks is detected after this time at the latest.
 UNOBSERVED_NS = 1_000_000_000
 
 #: Periods of the slowest counter after an edge in which every tick is observed: the joules at the edge come
@@ -182,7 +182,7 @@ class Reader:
     def _longest_wait_ns(self, now_ns: int) -> float:
         """Return how long all meters may stay unread at present (nanoseconds)."""
         every_tick_ns = self._every_tick_ns
-        if not self.budget.shares_process or not all(each.timetable.periods_known for each in self.meters):
+        if not self.budget.skips or not all(each.timetable.periods_known for each in self.meters):
             return every_tick_ns
         slowest_ns = max(each.timetable.period_ns for each in self.meters)
         # An edge that came during the readings is noted at the next ones.
@@ -255,16 +255,19 @@ class Sampler:
             self._wake_thread()
             yield
 
-    def begin_work(self) -> None:
-        """Read rarely, to spare the measured work, until the matching ``end_work``. Calls nest."""
-        self._budget.begin_work()
+    def begin_work(self, *, window: bool = False) -> None:
+        """Read rarely, to spare the measured work, until the matching ``end_work``. Calls nest.
+
+        Of a ``window`` without phases, only the ticks next to its edges are observed.
+        """
+        self._budget.begin_work(window=window)
         if self._reader.asleep:
             # Other work may leave its ticks unobserved, but the ticks next to this edge matter.
             self._wake_thread()
 
-    def end_work(self) -> None:
+    def end_work(self, *, window: bool = False) -> None:
         """End the work that ``begin_work`` began, and observe the next ticks."""
-        self._budget.end_work()
+        self._budget.end_work(window=window)
         self._wake_thread()
 
     def note_edge(self) -> None:

@@ -276,7 +276,7 @@ class Budget:
         self._lock = threading.Lock()
         self._unlimited = unlimited
         self._close = 0
-        self._at_work = 0
+        self._at_work = self._windows = 0
         self._busy = False
         self._credit_ns = 0.0
         self._credit_at_work_ns: float = CREDIT_AT_WORK_NS
@@ -294,16 +294,18 @@ class Budget:
             with self._lock:
                 self._close -= 1
 
-    def begin_work(self) -> None:
-        """Spare a workload until the matching ``end_work``. Calls nest."""
+    def begin_work(self, *, window: bool = False) -> None:
+        """Spare a workload until the matching ``end_work``; of a ``window``, only the edges matter. Nests."""
         with self._lock:
             self._at_work += 1
+            self._windows += window
             self.edges += 1
 
-    def end_work(self) -> None:
+    def end_work(self, *, window: bool = False) -> None:
         """End the work that ``begin_work`` began."""
         with self._lock:
             self._at_work -= 1
+            self._windows -= window
             self.edges += 1
 
     def note_edge(self) -> None:
@@ -320,10 +322,14 @@ class Budget:
     def shares_process(self) -> bool:
         """Whether the workload that is spared runs in this process.
 
-        Such a workload loses most, since each call of a driver takes the interpreter's lock from it. Ticks in
-        the middle of its windows are therefore left unobserved; the counter advances unread.
+        Such a workload loses most, since each call of a driver takes the interpreter's lock from it.
         """
         return self.sparing and self._busy
+
+    @property
+    def skips(self) -> bool:
+        """Whether ticks are left unobserved except near edges; the counter advances unread."""
+        return self.shares_process or (self.sparing and self._windows == self._at_work)
 
     @property
     def _lifted(self) -> bool:
@@ -345,11 +351,10 @@ class Budget:
         if not self._at_work:
             self._credit_at_work_ns = CREDIT_AT_WORK_NS
             return 0
-        # If the workload runs in this process, the ticks after an edge are observed on credit.
-        lowest_ns = -CREDIT_AT_WORK_NS
+        # Where ticks may be left unobserved, those after an edge are observed on credit.
+        lowest_ns = -CREDIT_NS if self.skips else -CREDIT_AT_WORK_NS
         if self.shares_process:
             cost_ns += DISTURBED_NS
-            lowest_ns = -CREDIT_NS
         credit_ns = self._credit_at_work_ns + SHARE_AT_WORK * elapsed_ns - cost_ns
         self._credit_at_work_ns = max(lowest_ns, min(credit_ns, CREDIT_AT_WORK_NS))
         return cost_ns

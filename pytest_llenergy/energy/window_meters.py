@@ -110,7 +110,7 @@ class LocalWindows:
     def begin(self, window: int, time_ns: int, name: str, *, at_work: bool) -> None:
         self._sampler.marks.append(Mark(time_ns, begins=True, name=name))
         if at_work:
-            self._sampler.begin_work()
+            self._sampler.begin_work(window=True)
 
     def end(self, window: int, time_ns: int, name: str, *, at_work: bool) -> Callable[[], object]:
         self.mark_end(time_ns, name)
@@ -123,7 +123,7 @@ class LocalWindows:
     def end_work(self, window: int, *, at_work: bool) -> Callable[[], object]:
         """Do what ``end`` does, without the moment."""
         if at_work:
-            self._sampler.end_work()
+            self._sampler.end_work(window=True)
         self._sampler.read_now()
         before = self._cpu_before.pop(window, None)
         if before is not None:

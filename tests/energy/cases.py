@@ -111,7 +111,10 @@ def draw(rng: Random, kind: Kind) -> Case:
     begins_ns, ends_ns = start_ns - rng.randrange(20_000, MS), end_ns + rng.randrange(20_000, MS)
     gap_ns = max(250 * MS, round(3.5 * latch_ns))
     until_ns = ends_ns + gap_ns + 3 * latch_ns
-    spells = [Spell(begins_ns, ends_ns, at_work=True), Spell(ends_ns, until_ns, at_work=False)]
+    spells = [
+        Spell(begins_ns, ends_ns, at_work=True, window=not kind.quiet),
+        Spell(ends_ns, until_ns, at_work=False),
+    ]
     if kind.quiet:
         spells.insert(0, Spell(begins_ns - gap_ns, begins_ns, at_work=False))
     # A script may open its window as soon as the first ticks have come.

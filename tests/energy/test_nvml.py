@@ -18,6 +18,7 @@ from pytest_llenergy.devices.nvml import Session
 from pytest_llenergy.energy.meters.base import Domain, Targets
 from pytest_llenergy.energy.meters.nvml import (
     NvmlMeter,
+    counter_coverage,
     find_sources,
     open_nvml,
     sensor_coverage,
@@ -457,6 +458,11 @@ def test_an_unloaded_driver_is_named_with_its_remedy(tmp_path: Path, nvml_librar
 )
 def test_the_coverage_depends_on_the_product(product: str, share: float) -> None:
     assert sensor_coverage(product)[0] == pytest.approx(share)
+
+
+def test_the_counter_of_an_h200_has_no_blind_time() -> None:
+    assert counter_coverage("NVIDIA H200").share == 1.0
+    assert counter_coverage("NVIDIA H100 80GB HBM3") == sensor_coverage("NVIDIA H100 80GB HBM3")
 
 
 def test_slow_ticks_lower_the_coverage_and_fast_ones_do_not_raise_it() -> None:

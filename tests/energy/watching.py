@@ -81,11 +81,12 @@ class SensorMeter:
 
 
 class Spell(NamedTuple):
-    """A stretch of time in which something is measured (``at_work``) or nothing runs."""
+    """A stretch of time in which something is measured (``at_work``), as a window or not, or nothing runs."""
 
     start_ns: int
     end_ns: int
     at_work: bool
+    window: bool = False
 
 
 def simulate_reader(
@@ -157,8 +158,10 @@ def _events(reader: Reader, spells: Iterable[Spell]) -> list[_Event]:
     events: list[_Event] = []
     for spell in spells:
         if spell.at_work:
-            events.append(_Event(spell.start_ns, reader.budget.begin_work, lambda: reader.asleep))
-            events.append(_Event(spell.end_ns, reader.budget.end_work, lambda: True))
+            begin = partial(reader.budget.begin_work, window=spell.window)
+            end = partial(reader.budget.end_work, window=spell.window)
+            events.append(_Event(spell.start_ns, begin, lambda: reader.asleep))
+            events.append(_Event(spell.end_ns, end, lambda: True))
         else:
             closely = reader.budget.reading_closely()
             events.append(_Event(spell.start_ns, closely.__enter__, lambda: True))

@@ -74,10 +74,12 @@ def burst(rng: Random, start_ns: int, end_ns: int, next_ns: int) -> Steps:
 WORLDS: tuple[World, ...] = (even, uneven, late, tail, burst)
 
 
-def read_beside_work(rng: Random, wave: Wave, work: Sequence[tuple[int, int]], latch_ms: int) -> Series:
-    """Read a counter that ticks up to a twentieth of its period late, as a reader beside the work does."""
+def read_beside_work(
+    rng: Random, wave: Wave, work: Sequence[tuple[int, int]], latch_ms: int, *, windows: bool = True
+) -> Series:
+    """Read a counter that ticks up to a twentieth of its period late, beside ``windows`` or rounds."""
     sensor = Sensor(wave, latch_ms * MS, rng.randrange(latch_ms * MS), latch_ms * MS // 20)
-    spells = [Spell(start_ns, end_ns, at_work=True) for start_ns, end_ns in work]
+    spells = [Spell(start_ns, end_ns, at_work=True, window=windows) for start_ns, end_ns in work]
     spells.append(Spell(work[-1][1], work[-1][1] + S, at_work=False))
     first_ns, last_ns = work[0][0] - 2 * S, work[-1][1] + S
     return simulate_reader([sensor], rng, first_ns, last_ns, domain(period_s=latch_ms / 1e3), spells)
@@ -141,7 +143,7 @@ def phases(
         now_ns = end_ns
     wave = Wave((*steps, (now_ns, IDLE_W), (now_ns + 9 * S, 0.0)))
     start_ns = parts[0].start_ns
-    series = read_beside_work(rng, wave, [(start_ns, now_ns)], latch_ms)
+    series = read_beside_work(rng, wave, [(start_ns, now_ns)], latch_ms, windows=False)
     gap_ns = 4 * latch_ms * MS
     before = quiet_power(series, start_ns - gap_ns, start_ns)
     after = quiet_power(series, now_ns, now_ns + gap_ns)

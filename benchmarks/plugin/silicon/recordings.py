@@ -333,7 +333,7 @@ def replay(
         meter = nvml.NvmlMeter(session, sources, checked)
         machine.now_ns, machine.spent_ns = EPOCH + round(begin_s * S), 0
         edges = [(EPOCH + round(a * S), EPOCH + round(b * S)) for a, b in work]
-        spells = [Spell(*edge, at_work=True) for edge in edges]
+        spells = [Spell(*edge, at_work=True, window=not in_rounds) for edge in edges]
         closely = [(end, end + round(0.35 * S)) for _, end in edges]
         closely += [(start - round(0.35 * S), start) for start, _ in edges] if in_rounds else []
         spells += [Spell(*each, at_work=False) for each in closely]

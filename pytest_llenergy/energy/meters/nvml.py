@@ -4,8 +4,8 @@
 Blind times of power sensors were measured by Yang, Adamek and Armour, "Part-time Power Measurements:
 nvidia-smi's Lack of Attention", SC 2024; the values are in the workbook of the authors' code
 (github.com/JimZeyuYang/GPU_Power_Benchmark). The authors measured the power reading. Whether the energy
-counter has the same blind time is unknown; it is assumed here, since that can only make an uncertainty too
-wide.
+counter has the same blind time is unknown of most boards; it is assumed here, since that can only make an
+uncertainty too wide. That of an H200 has none: see ``FULL_TIME_COUNTERS``.
 """
 
 from __future__ import annotations
@@ -106,6 +106,11 @@ _FULL_TIME = (
     "RTX 4090",
 )
 
+#: Products whose energy counter has no blind time although their power reading has. Under 576 bursts of 4 to
+#: 490 ms, the increments of an H200's counter follow the time at work in the whole tick, and leave 1.5 to 4 J
+#: of each; the time in any quarter of it leaves twice to three times as much.
+FULL_TIME_COUNTERS = ("H200",)
+
 #: The lowest share of all measured sensors, assumed where nothing was measured.
 ASSUMED_SHARE = min(sensor.window_s / sensor.refresh_s for sensor in _PART_TIME)
 
@@ -136,6 +141,13 @@ def sensor_coverage(product_name: str, update_period_s: float | None = None) -> 
         f"the power sensor is assumed to sample {ASSUMED_SHARE:.0%} of the time, since it was not measured"
     )
     return Coverage(ASSUMED_SHARE, False, assumed)
+
+
+def counter_coverage(product_name: str, update_period_s: float | None = None) -> Coverage:
+    """Return the coverage of the energy counter of a product: that of its sensor, unless it is known."""
+    if _is_one_of(product_name, FULL_TIME_COUNTERS):
+        return Coverage(1.0, True, "the counter misses no part of a tick (recording of an H200)")
+    return sensor_coverage(product_name, update_period_s)
 
 
 def known_coverage(product_name: str) -> float | None:
@@ -294,7 +306,7 @@ def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
 
 
 def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
-    coverage = sensor_coverage(sources.board.name, result.period_s)
+    coverage = counter_coverage(sources.board.name, result.period_s)
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
