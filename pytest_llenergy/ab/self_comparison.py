@@ -37,8 +37,8 @@ from pytest_llenergy.record.text import one_line, short_test_name
 #: Share of the comparisons that the floor keeps from being certain of a change; it is rounded up to a step.
 QUANTILE, STEP = 0.95, 0.001
 
-#: The directory of the learned floors of a project.
-FLOORS = Path(".llenergy", "floors")
+#: The directory of the learned floors of a project, and that of all rounds, which is not to be committed.
+FLOORS, ALL_ROUNDS = Path(".llenergy", "floors"), Path(".llenergy", "ab", "aa")
 
 #: Fewer comparisons are no basis for a floor.
 MIN_COMPARISONS = 5
@@ -108,11 +108,11 @@ class SelfComparison(StoredStruct, frozen=True):
 
 
 def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Iterator[PairedReport]:
-    """Measure comparisons one by one, and write each to ``.llenergy/aa``.
+    """Measure comparisons one by one, and write each to ``ALL_ROUNDS``.
 
     Those of a stopped campaign are loaded.
     """
-    directory = prepared.root / ".llenergy" / "aa"
+    directory = prepared.root / ALL_ROUNDS
     directory.mkdir(exist_ok=True)
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"

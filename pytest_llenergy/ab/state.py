@@ -27,7 +27,8 @@ from pytest_llenergy.report.store import check_creatable, find_journals, read_re
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-DIRECTORY = "ab"
+#: The directory of what need not be kept, which git ignores, and the lock of each comparison in it.
+DIRECTORY, LOCK = "ab", "lock"
 
 SIDES: tuple[SideName, SideName] = ("base", "head")
 
@@ -157,7 +158,7 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
         One line for each directory, or a line that nothing was found.
     """
     states = (root / ".llenergy" / DIRECTORY).glob("*")
-    found = {path.name: path for path in states if path.is_dir()}
+    found = {path.name: path for path in states if (path / LOCK).exists()}
     checkouts = {
         path.name.removeprefix(_prefix(root)): path
         for path in (cache_directory() / DIRECTORY).glob(f"{_prefix(root)}*")
@@ -180,7 +181,7 @@ def clean(root: Path, repository: Repository | None) -> list[str]:
 def _lock(directory: Path) -> BaseFileLock:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(directory / "lock")
+    lock = FileLock(directory / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_llenergy.compare.case import Criterion
     from pytest_llenergy.record.report import PairedReport, Report
 
-DEFAULT_OUTPUT = Path(".llenergy") / "ab.json"
+DEFAULT_OUTPUT = Path(".llenergy", "ab", "ab.json")
 
 #: Exit codes of a shell for SIGINT and SIGTERM.
 INTERRUPTED, TERMINATED = 130, 143
@@ -265,7 +265,7 @@ def _write_result(prepared: Prepared, output: Path, paired: PairedReport, *, kee
 
 
 def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
-    from pytest_llenergy.ab.self_comparison import keep_floors, run_comparisons, summarize
+    from pytest_llenergy.ab.self_comparison import ALL_ROUNDS, keep_floors, run_comparisons, summarize
     from pytest_llenergy.compare.gate import NOTHING_VALID, PASSED
 
     base = prepared.sides["base"]
@@ -281,7 +281,7 @@ def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
         raise
     result = keep_floors(prepared.root, summarize(reports, code))
     prepared.state.finish(prepared.repository, keep=args.keep)
-    _print_line(f"all rounds: {prepared.root / '.llenergy' / 'aa'}")
+    _print_line(f"all rounds: {prepared.root / ALL_ROUNDS}")
     _write_self_comparison(args, result)
     return PASSED if result.alarms.count else NOTHING_VALID
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest_llenergy.record.report import PairedReport, Report
 
 
-Format = Literal["text", "markdown", "json", "github", "gitlab", "junit", "html"]
+Format = Literal["text", "markdown", "json", "github", "junit", "html"]
 
-FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "gitlab", "junit", "html")
+FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "junit", "html")
 
 
 def add_comparison_options(parser: argparse.ArgumentParser) -> None:
@@ -104,10 +104,6 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         append_comparison_summary(compared, CommentContext(result.pairs, result.over_budget))
         return render_workflow_commands(compared)
-    if form == "gitlab":
-        from pytest_llenergy.report.ci import render_gitlab_metrics
-
-        return render_gitlab_metrics(compared)
     if form == "junit":
         from pytest_llenergy.report.ci import render_junit
 

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of CI systems: GitHub annotations and step summaries, GitLab metrics, JUnit XML."""
+"""Formats of CI systems: GitHub annotations and step summaries, and JUnit XML."""
 
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -15,7 +13,6 @@ from xml.etree import ElementTree
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.record.text import escape_invisible, escape_lines, one_line, short_test_name
-from pytest_llenergy.report.openmetrics import Family, Sample, render_openmetrics_text
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment
 from pytest_llenergy.report.verdicts import (
     failing_verdicts,
@@ -52,7 +49,7 @@ JUNIT_FACTS = ("metric", "verdict", "unit", "ratio", "low", "high", "base", "hea
 
 def render_workflow_commands(compared: ComparedReports) -> str:
     """Render workflow commands: an error per regression, a warning that counts the rest, and a summary."""
-    regressed = [each for each in compared.comparisons if each.verdict == "regressed"]
+    regressed = [each for each in compared.comparisons if each.verdict == "regressed" and each.gated]
     regressed.sort(key=worsening, reverse=True)
     lines = [_error_command(each) for each in regressed[:MAX_ANNOTATIONS]]
     counts = Counter[str](each.verdict for each in compared.comparisons if each.gated)
@@ -87,27 +84,11 @@ def _error_command(comparison: Comparison) -> str:
     values = f", {' -> '.join(format_sides(comparison))}{comparison.kind_label}"
     shown = values if None not in (comparison.base, comparison.head) else ""
     message = one_line(f"{comparison.metric} regressed{shown}: {comparison.reason}")
-    title = f"Energy: {short_test_name(comparison.id)}{change}"
-    return workflow_command("error", {"title": title, **_locate(comparison.id)}, message)
-
-
-def _locate(test: str) -> dict[str, str]:
-    """Return the file of a test, relative to the repository's root, and the line of its function."""
-    names = test.partition("[")[0].split("::")
-    file, function = names[0], names[-1]
-    path = Path(file)
-    if path.suffix != ".py" or path.is_absolute() or ".." in path.parts:
-        return {}
-    # If several workers ran a test, "@" and the worker follow its name.
-    definition = re.compile(rf"\s*(async )?def {re.escape(function.partition('@')[0])}\(")
-    line = ""
-    with suppress(OSError, ValueError):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        line = next((str(number) for number, each in enumerate(lines, 1) if definition.match(each)), "")
-    root = Path(os.environ.get("GITHUB_WORKSPACE") or ".").resolve()
-    if path.resolve().is_relative_to(root):
-        path = path.resolve().relative_to(root)
-    return {"file": escape_invisible(path.as_posix()), "line": line}
+    path = comparison.id.partition("::")[0]
+    about = {"title": f"Energy: {short_test_name(comparison.id)}{change}"}
+    if path.endswith(".py") and not path.startswith(("/", "..")):
+        about["file"] = escape_invisible(path)
+    return workflow_command("error", about, message)
 
 
 def append_comparison_summary(compared: ComparedReports, context: CommentContext) -> None:
@@ -138,42 +119,8 @@ def _append_to_summary(render: Callable[[int], str]) -> None:
         raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
 
 
-def render_gitlab_metrics(compared: ComparedReports) -> str:
-    """Render a metrics report of GitLab (``artifacts:reports:metrics``): counts and changes.
-
-    GitLab compares the text of each value with that of the target branch and lists those that differ. Joules
-    always differ, so the report holds the relative change: exactly 0 for unchanged tests, and NaN for
-    inconclusive ones.
-    """
-    counts = Counter(each.verdict for each in compared.comparisons)
-    tests = [Sample({"verdict": state}, str(counts[state])) for state in VERDICTS]
-    changes = [
-        Sample({"test": _escape_hashes(each.id), "metric": _escape_hashes(each.metric)}, _stable_change(each))
-        for each in compared.comparisons
-        if each.rule_applied
-    ]
-    text = "Relative change from the base; 0 if unchanged, NaN if inconclusive."
-    return render_openmetrics_text(
-        [
-            Family("llenergy_comparisons", "Comparisons by verdict.", tests),
-            Family("llenergy_change_ratio", text, changes, unit="ratio"),
-        ]
-    )
-
-
-def _stable_change(comparison: Comparison) -> str:
-    if comparison.verdict == "inconclusive" or comparison.ratio is None:
-        return "NaN"
-    return "0" if comparison.verdict == "unchanged" else f"{comparison.ratio - 1:+.3f}"
-
-
-def _escape_hashes(name: str) -> str:
-    """Escape hashes, after which GitLab ignores the rest of a line (``parsers/metrics/generic.rb``)."""
-    return name.replace("#", "%23")
-
-
 def render_junit(compared: ComparedReports) -> str:
-    """Render one JUnit test case per comparison. Errors of tests that are not gated count as skipped."""
+    """Render one JUnit test case per comparison. What a gate would fail is skipped without one."""
     failing = failing_verdicts(compared)
     outcomes = [_outcome(each, failing) for each in compared.comparisons]
     numbers = {"name": "llenergy", "tests": str(len(outcomes))}
@@ -191,7 +138,7 @@ def _outcome(comparison: Comparison, failing: set[Verdict]) -> str:
     outcome = JUNIT_OUTCOMES.get(comparison.verdict, "skipped")
     if comparison.verdict in failing and outcome == "skipped":
         outcome = "error"
-    return "skipped" if outcome == "error" and not comparison.gated else outcome
+    return "skipped" if outcome in ("error", "failure") and not comparison.gated else outcome
 
 
 def _add_case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> None:

@@ -6,34 +6,20 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import pytest_llenergy
 from pytest_llenergy.compare.comparability import device_facts, fingerprint
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.metrics import round_values
-from pytest_llenergy.record.quantity import shown_unit
 from pytest_llenergy.record.record import Metric, Record
 from pytest_llenergy.record.report import Report
-from pytest_llenergy.record.text import escape_invisible
-from pytest_llenergy.report.openmetrics import Family, Sample, render_openmetrics_text
+from pytest_llenergy.record.text import escape_invisible, escape_lines
 
 #: Formats, each named after the tool that reads it.
-Target = Literal[
-    "pytest-benchmark",
-    "github-action-benchmark",
-    "github-action-benchmark-bigger",
-    "bencher",
-    "openmetrics",
-    "csv",
-]
+Target = Literal["github-action-benchmark", "openmetrics", "csv"]
 
 TARGETS: tuple[Target, ...] = get_args(Target)
 
@@ -55,12 +41,6 @@ _UNITS = (
 
 #: Gauge of custom metrics. Name and unit are labels, since custom names may end like other gauges.
 CUSTOM_GAUGE = ("llenergy_custom_metric", "", "Custom metric")
-
-#: Longest name of a measure at Bencher (characters).
-MAX_MEASURE = 64
-
-#: Words for percentiles, since Bencher allows no digits in the name of a measure.
-_PERCENTILES = {"p50": "fiftieth-percentile", "p90": "ninetieth-percentile", "p99": "ninety-ninth-percentile"}
 
 #: Columns of the CSV, which has a line for each metric of each test.
 CSV_COLUMNS = (
@@ -99,11 +79,7 @@ def export_report(sides: Sequence[ExportSide], target: Target) -> str:
     if target == "csv":
         return _render_csv(sides)
     (side,) = sides
-    if target == "pytest-benchmark":
-        return _render_pytest_benchmark(side)
-    if target == "bencher":
-        return _render_bencher(side)
-    return _render_github_action_benchmark(side, "less" if target == "github-action-benchmark" else "more")
+    return _render_github_action_benchmark(side)
 
 
 def _better(record: Record, name: str) -> Direction | None:
@@ -113,16 +89,15 @@ def _better(record: Record, name: str) -> Direction | None:
     return record.custom[name].better if name in record.custom else None
 
 
-def _render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
-    """Render the metrics of one direction for github-action-benchmark.
+def _render_github_action_benchmark(side: ExportSide) -> str:
+    """Render the metrics of which less is better for the tool ``customSmallerIsBetter``.
 
-    Its tools are ``customSmallerIsBetter`` and ``customBiggerIsBetter``. Values keep the units of the record,
-    since the action plots one unit per series.
+    Values keep the units of the record, since the action plots one unit per series.
     """
     commit = side.report.source.commit
     entries = []
     for record, name, metric, value in side.values():
-        if _better(record, name) == better:
+        if _better(record, name) == "less":
             count = metric.n if metric.rounds is None else metric.rounds
             what = f"{'round' if name in METRICS else 'value'}{'' if count == 1 else 's'}"
             extra = [f"{count} {what}", record.kind, f"commit {commit}" if commit else None]
@@ -133,39 +108,6 @@ def _render_github_action_benchmark(side: ExportSide, better: Direction) -> str:
     return json.dumps(entries, indent=2) + "\n"
 
 
-def _render_bencher(side: ExportSide) -> str:
-    """Render Bencher Metric Format: every metric, with limits one standard uncertainty away.
-
-    See https://bencher.dev/docs/reference/bencher-metric-format/.
-    """
-    tests: dict[str, dict[str, dict[str, float]]] = {}
-    for record, name, metric, value in side.values():
-        measure, factor = bencher_measure(record, name, metric)
-        entry = {"value": value * factor}
-        if metric.uncertainty is not None:
-            entry["lower_value"] = (value - metric.uncertainty) * factor
-            entry["upper_value"] = (value + metric.uncertainty) * factor
-        tests.setdefault(record.id, {})[measure] = entry
-    return json.dumps(tests, indent=2) + "\n"
-
-
-def bencher_measure(record: Record, name: str, metric: Metric) -> tuple[str, float]:
-    """Return Bencher's measure of a metric, and the factor from the metric's unit to the measure's.
-
-    The measure of a custom metric is named after it, with unit and direction, which the format cannot hold
-    elsewhere.
-    """
-    if name == "duration_s":
-        # The only measure that Bencher defines itself, in nanoseconds.
-        return "latency", 1e9
-    if name in METRICS:
-        words = f"{name}econd" if name.endswith("_per_s") else re.sub("_(js|j|w|s|bytes)$", "", name)
-        return "-".join(_PERCENTILES.get(word, word) for word in words.split("_")), 1.0
-    better = _better(record, name)
-    about = [shown_unit(metric.unit), f"{better} is better" if better is not None else ""]
-    return f"{name} ({', '.join(filter(None, about))})"[:MAX_MEASURE], 1.0
-
-
 def openmetrics_gauge(metric: str) -> tuple[str, str]:
     """Return the gauge of a built-in metric without its unit, and the unit."""
     suffix, replacement, unit = next(each for each in _UNITS if metric.endswith(each[0]))
@@ -173,8 +115,11 @@ def openmetrics_gauge(metric: str) -> tuple[str, str]:
 
 
 def _render_openmetrics(sides: Sequence[ExportSide]) -> str:
-    """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device."""
-    gauges: dict[tuple[str, str, str], tuple[list[Sample], list[Sample]]] = {}
+    """Render a gauge for each metric and one for its uncertainty, labelled by test, side and device.
+
+    OpenMetrics 1.0, see https://prometheus.io/docs/specs/om/open_metrics_spec/.
+    """
+    gauges: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
     for side in sides:
         keys = {record.id: side.device_key(record) for record in side.records()}
         for record, name, metric, value in side.values():
@@ -189,115 +134,34 @@ def _render_openmetrics(sides: Sequence[ExportSide]) -> str:
             if name not in METRICS:
                 labels |= {"metric": name, "unit": metric.unit, "better": _better(record, name) or ""}
             values, uncertainties = gauges.setdefault(gauge, ([], []))
-            values.append(Sample(labels, repr(float(value))))
+            shown = _format_labels(labels)
+            values.append(f"{shown} {float(value)!r}")
             if metric.uncertainty is not None:
-                uncertainties.append(Sample(labels, repr(float(metric.uncertainty))))
-    families = []
+                uncertainties.append(f"{shown} {float(metric.uncertainty)!r}")
+    lines: list[str] = []
     for (name, unit, what), (values, uncertainties) in gauges.items():
         end = f"_{unit}" if unit else ""
-        families.append(Family(f"{name}{end}", f"{what} of a test, median over valid rounds.", values, unit))
-        text = f"Standard uncertainty (k=1) of {what}."
-        families.append(Family(f"{name}_uncertainty{end}", text, uncertainties, unit))
-    return render_openmetrics_text(families)
+        lines += _family(f"{name}{end}", unit, f"{what} of a test, median over valid rounds.", values)
+        about = f"Standard uncertainty (k=1) of {what}."
+        lines += _family(f"{name}_uncertainty{end}", unit, about, uncertainties)
+    return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _render_pytest_benchmark(side: ExportSide) -> str:
-    """Render the JSON of pytest-benchmark: seconds in ``stats``, all other metrics in ``extra_info``.
+def _family(name: str, unit: str, about: str, samples: Sequence[str]) -> list[str]:
+    if not samples:
+        return []
+    units = [f"# UNIT {name} {unit}"] if unit else []
+    return [f"# TYPE {name} gauge", *units, f"# HELP {name} {about}", *(f"{name}{each}" for each in samples)]
 
-    The test's own ``extra_info`` is there too; a metric of the same name replaces a value.
-    Energy never goes into ``stats``: readers of the format take ``stats`` for seconds, and ``ops`` for
-    iterations per second of which more is better.
-    """
-    report = side.report
-    machine: dict[str, Any] = {}
-    if report.environment is not None:
-        machine = _describe_machine(report.environment)
-    source = report.source
-    benchmarks = [_benchmark(record) for record in side.records() if record.counts]
-    content = {
-        "machine_info": machine,
-        "commit_info": {"id": source.commit, "branch": source.branch, "dirty": source.dirty, "time": None},
-        "benchmarks": [each for each in benchmarks if each is not None],
-        "datetime": report.run.finished_at or report.run.started_at,
-        "version": f"pytest-llenergy {pytest_llenergy.__version__}",
+
+def _format_labels(labels: Mapping[str, str]) -> str:
+    """Format labels; empty ones are left out."""
+    escaped = {
+        name: escape_lines(value).replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+        for name, value in labels.items()
     }
-    return json.dumps(content, indent=4) + "\n"
-
-
-def _describe_machine(environment: Environment) -> dict[str, Any]:
-    host = environment.host
-    return {
-        "node": host.name,
-        "machine": host.machine,
-        "processor": host.cpu_model,
-        "system": host.system,
-        "python_version": environment.python,
-        "cpu": {"brand_raw": host.cpu_model, "count": host.logical_cpus},
-    }
-
-
-def _benchmark(record: Record) -> dict[str, Any] | None:
-    seconds = [each.value for each in round_values("duration_s", record.rounds)[0]]
-    if not seconds:
-        return None
-    path, bracket, params = record.id.partition("[")
-    energy: dict[str, Any] = {
-        name: metric.value
-        for name, metric in record.metrics.items()
-        if metric.value is not None and name != "duration_s"
-    }
-    energy |= {"energy_kind": record.kind} if record.kind is not None else {}
-    if record.custom:
-        energy["custom_metrics"] = {
-            name: {"unit": record.metrics[name].unit, "better": each.better}
-            for name, each in record.custom.items()
-            if name in record.metrics
-        }
-    return {
-        "group": None,
-        "name": f"{path.rpartition('::')[2]}{bracket}{params}",
-        "fullname": record.id,
-        "params": record.params or None,
-        "param": params.removesuffix("]") or None,
-        "extra_info": record.extra_info | energy,
-        "options": {"disable_gc": False, "timer": "monotonic", "warmup": record.procedure is not None},
-        "stats": _stats(seconds, record.procedure.iterations if record.procedure is not None else 1),
-    }
-
-
-def _stats(seconds: Sequence[float], iterations: int) -> dict[str, Any]:
-    """Return the fields of pytest-benchmark's ``stats.py``.
-
-    Quartiles are Tukey's hinges, the medians of the halves.
-    """
-    ordered = sorted(seconds)
-    n, mean = len(ordered), fmean(ordered)
-    deviation = stdev(ordered) if n > 1 else 0.0
-    half = (n + 1) // 2
-    q1, q3 = median(ordered[:half]), median(ordered[n - half :])
-    reach = 1.5 * (q3 - q1)
-    inside = [each for each in ordered if q1 - reach <= each <= q3 + reach]
-    beyond = sum(abs(each - mean) > deviation for each in ordered)
-    return {
-        "min": ordered[0],
-        "max": ordered[-1],
-        "mean": mean,
-        "stddev": deviation,
-        "rounds": n,
-        "median": median(ordered),
-        "iqr": q3 - q1,
-        "q1": q1,
-        "q3": q3,
-        "iqr_outliers": n - len(inside),
-        "stddev_outliers": beyond,
-        "outliers": f"{beyond};{n - len(inside)}",
-        "ld15iqr": inside[0],
-        "hd15iqr": inside[-1],
-        "ops": 1 / mean if mean else 0.0,
-        "total": sum(ordered),
-        "data": list(seconds),
-        "iterations": iterations,
-    }
+    text = ",".join(f'{name}="{value}"' for name, value in escaped.items() if value)
+    return f"{{{text}}}" if text else ""
 
 
 def _render_csv(sides: Sequence[ExportSide]) -> str:

@@ -46,7 +46,10 @@ from pytest_llenergy.report.verdicts import (
 #: First line of the comment, by which a later run finds and replaces it.
 MARKER = "<!-- llenergy:compare -->"
 
-STATE_SIGNS = {"pass": "✅", "warning": "⚠️", "fail": "❌"}
+STATE_SIGNS = {"pass": "✅", "warning": "⚠️", "fail": "❌", "no gate": "⚖️"}
+
+#: Verdicts that the title counts although no test fails: nobody should take them for a pass.
+NOT_PASSED: frozenset[Verdict] = frozenset(VERDICTS) - {"improved", "unchanged", "new", "no value"}
 
 #: Addresses that become links. Others could end the link.
 ADDRESS = re.compile(r"https?://[\w.:/%#?=&+~@-]+")
@@ -101,17 +104,21 @@ def render_missing(context: CommentContext, commit: str) -> str:
 
 
 def render_title(compared: ComparedReports, context: CommentContext) -> str:
-    """Render the title: pass, warning or fail, as the exit code says, and the overall change."""
+    """Render the title: pass, warning or fail, as the exit code says, and the overall change.
+
+    Without a gate nothing can pass: the title then counts every verdict.
+    """
     found = compared.comparisons
-    failing = failing_verdicts(compared)
     gated = [each for each in found if each.gated]
-    failed = [each for each in gated if each.verdict in failing]
-    warned = [each for each in gated if each.verdict in warning_verdicts(compared) - failing]
     unmeasured = {each.id for each in found if each.base_status is not None}
     tests = len({each.id for each in found})
     fails = exit_code(compared) != PASSED or bool(context.over_budget)
-    state = "fail" if fails else "warning" if warned or unmeasured else "pass"
-    reasons = _count_verdicts(failed if fails else warned, tests)
+    warns = unmeasured or any(each.verdict in warning_verdicts(compared) for each in gated)
+    state = "fail" if fails else "warning" if warns else "pass" if gated else "no gate"
+    counted = failing_verdicts(compared) if fails else NOT_PASSED
+    reasons = _count_verdicts(
+        found if state == "no gate" else [each for each in gated if each.verdict in counted], tests
+    )
     unsure = [each for each in gated if each.verdict == "inconclusive"]
     if unsure and compared.inconclusive != "pass":
         in_turn = context.pairs is not None
@@ -238,8 +245,11 @@ def _foot(compared: ComparedReports) -> str:
         ", ".join(each for each in VERDICTS if each in verdicts)
         for verdicts in (failing_verdicts(compared), warning_verdicts(compared))
     )
+    gate = (
+        f"Fails: {fails}; warns: {warns}." if any(each.gated for each in compared.comparisons) else "No gate."
+    )
     return (
-        f"Fails: {fails}; warns: {warns}. Regressed: {'; '.join(rules)}. In rows with a change, base is a "
+        f"{gate} Regressed: {'; '.join(rules)}. In rows with a change, base is a "
         "median of rounds and head is base times the estimated change; the title has the geometric mean of "
         "the changes."
     )

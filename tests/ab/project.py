@@ -139,7 +139,7 @@ class Project:
         return Result(status, out.getvalue(), err.getvalue())
 
     def paired(self) -> PairedReport:
-        return read_paired_report(self.path / ".llenergy" / "ab.json")
+        return read_paired_report(self.path / ".llenergy" / "ab" / "ab.json")
 
     def error(self, *args: str) -> str:
         """Run a command that must fail with a usage error, and return its last line."""

@@ -74,7 +74,7 @@ def test_sessions_alternate_and_only_open_tests_are_measured_again(
     assert "both sides, all rounds" in result.lines[-1]
     assert project.git("worktree", "list").count("\n") == 0
     assert {each.name for each in (project.path / ".llenergy").rglob("*")} == {"ab.json", "ab", ".gitignore"}
-    assert main(["compare", str(project.path / ".llenergy" / "ab.json")]) == 1
+    assert main(["compare", str(project.path / ".llenergy" / "ab" / "ab.json")]) == 1
     assert "regressed" in capsys.readouterr().out
 
 

@@ -219,7 +219,7 @@ def test_energy_per_value_and_values_are_judged_by_the_stages(project: Project, 
     assert commands.words[0][-5:] == ["--", "work", "100", "10", "5"]
     assert "--gpus=0" in commands.words[0]
     # Neither command lines nor what they may name are kept.
-    assert "secret" not in (project.path / ".llenergy" / "ab.json").read_text()
+    assert "secret" not in (project.path / ".llenergy" / "ab" / "ab.json").read_text()
 
 
 def test_two_commits_run_in_their_checkouts(project: Project, commands: Commands) -> None:

@@ -58,7 +58,7 @@ def test_working_tree_name_depends_on_files_that_matter(project: Project) -> Non
     found = repository_of(project.path)
     clean = found.hash_working_tree()
     project.write(".git/info/exclude", "*.log\n")
-    for left in ("__pycache__/work.pyc", ".llenergy/ab.json", "some.log"):
+    for left in ("__pycache__/work.pyc", ".llenergy/ab/ab.json", "some.log"):
         project.write(left, "left behind")
     assert found.hash_working_tree() == clean
     assert project.git("diff", "--cached", "--name-only") == ""

@@ -51,7 +51,9 @@ def result_of(repeated: tuple[Project, Result]) -> dict[str, Any]:
 
 
 def read_comparisons(project: Project) -> list[PairedReport]:
-    return [read_paired_report(path) for path in sorted((project.path / ".llenergy" / "aa").glob("*.json"))]
+    return [
+        read_paired_report(path) for path in sorted((project.path / ".llenergy" / "ab" / "aa").glob("*.json"))
+    ]
 
 
 def test_alarms_are_counted_with_their_limits(repeated: tuple[Project, Result]) -> None:
@@ -93,7 +95,7 @@ def test_progress_names_the_comparison_and_all_rounds_are_kept(repeated: tuple[P
     pairs = [line.partition("]")[0] for line in result.lines if "pair 1" in line]
     assert pairs == [f"[comparison {number} of 5, pair 1 of at most 1" for number in range(1, 6)]
     assert "[comparison 4 of 5] 1 regressed; about " in result.err
-    files = sorted((project.path / ".llenergy" / "aa").glob("*.json"))
+    files = sorted((project.path / ".llenergy" / "ab" / "aa").glob("*.json"))
     assert len(files) == 5
     assert len(read_paired_report(files[3]).head.records[0].rounds) == 6
     assert project.git("worktree", "list").count("\n") == 0

@@ -140,7 +140,7 @@ def test_a_subdirectory_is_entered_in_each_checkout(project: Project, sessions: 
     project.commit()
     project.path = project.path / "below"
     assert project.ab(*SAME, *ONCE, "--", "pytest", ".").status == 0
-    paired = read_paired_report(project.path.parent / ".llenergy" / "ab.json")
+    paired = read_paired_report(project.path.parent / ".llenergy" / "ab" / "ab.json")
     assert paired.compared.comparisons[0].verdict == "unchanged"
 
 

@@ -186,7 +186,7 @@ def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     (comparison,) = read_paired_report(clone.path / "energy.json").compared.comparisons
     assert comparison.verdict == "regressed"
     names = {path.name for path in clone.path.glob("energy.*")}
-    assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit", "energy.gitlab"}
+    assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit"}
     assert json.loads((clone.path / "energy.json").read_text())["compared"]
 
 

@@ -42,7 +42,7 @@ COMMANDS = {
     "ab.json": [
         "compare ab.json",
         "compare ab.json --format=junit",
-        "export ab.json --format=bencher",
+        "export ab.json --format=csv",
         "comment ab.json --dry-run",
     ],
     ".llenergy/kept.json": ["report kept"],

@@ -60,9 +60,9 @@ def test_two_commits_are_measured_in_turn_and_compared(repository: Project) -> N
         timeout_s=400,
     )
     assert done.ret == 1, done.text
-    paired = repository.report(".llenergy/ab.json")
+    paired = repository.report(".llenergy/ab/ab.json")
     jsonschema.validate(paired, schema("ab-1"))
-    shown = repository.llenergy("compare", ".llenergy/ab.json", "--format=json")
+    shown = repository.llenergy("compare", ".llenergy/ab/ab.json", "--format=json")
     found = {each["id"].rpartition("::")[2]: each for each in json.loads(shown.out)["comparisons"]}
     assert found["test_work"]["verdict"] == "regressed"
     assert found["test_work"]["ratio"] == pytest.approx(1.5, rel=0.1)
@@ -71,7 +71,7 @@ def test_two_commits_are_measured_in_turn_and_compared(repository: Project) -> N
     assert git(repository, "status", "--porcelain", "--untracked-files=no") == ""
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert repository.survivors() == {}
-    comment = repository.llenergy("comment", ".llenergy/ab.json", "--dry-run", "--key=job", "--number=1")
+    comment = repository.llenergy("comment", ".llenergy/ab/ab.json", "--dry-run", "--key=job", "--number=1")
     assert comment.ret == 0
     assert "regressed" in comment.out
 
@@ -150,7 +150,7 @@ def test_any_command_is_measured_in_turn_and_compared(repository: Project) -> No
         *llenergy("ab", "--base=HEAD~1", "--pairs=6", *tokens, "--", "sh", "bench.sh"), timeout_s=400
     )
     assert done.ret == 1, done.text
-    paired = repository.report(".llenergy/ab.json")
+    paired = repository.report(".llenergy/ab/ab.json")
     jsonschema.validate(paired, schema("ab-1"))
     (found,) = paired["compared"]["comparisons"]
     assert (found["id"], found["metric"], found["verdict"]) == ("sh", "J_per_tokens", "regressed")

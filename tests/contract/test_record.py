@@ -187,7 +187,7 @@ def test_a_newer_or_damaged_report_is_refused_in_one_line(ran: Project) -> None:
 
 def test_exports_have_the_energy_of_each_measured_test(ran: Project) -> None:
     value = ran.records()["test_measured[16-None]"]["metrics"]["energy_j"]["value"]
-    for format_ in ("pytest-benchmark", "github-action-benchmark", "bencher", "openmetrics", "csv"):
+    for format_ in ("github-action-benchmark", "openmetrics", "csv"):
         exported = ran.llenergy("export", "energy.json", f"--format={format_}")
         assert exported.ret == 0
         assert "test_measured[16-None]" in exported.out

@@ -21,7 +21,7 @@ from .pages import ROOT
 from .shell import commands
 
 #: Third-party programs whose arguments are not checked.
-OTHERS = {"docker", "git", "mkdir", "pre-commit", "pytest-benchmark", "sudo", "tee", "echo", "bencher"}
+OTHERS = {"docker", "git", "mkdir", "pre-commit", "sudo", "tee", "echo"}
 
 #: Commands of ``llenergy`` that only read and write files.
 FILES_ONLY = {"compare", "export", "history", "merge", "report"}
@@ -78,7 +78,7 @@ def _llenergy(arguments: list[str], pytester: pytest.Pytester) -> None:
         assert command or all(sides), f"{command_line}: names no command"
         for options in sides:
             try_command([*command, *options], pytester)
-        _write_stand_in(".llenergy/ab.json", parsed.output or ".llenergy/ab.json", pytester)
+        _write_stand_in(".llenergy/ab/ab.json", parsed.output or ".llenergy/ab/ab.json", pytester)
     if arguments[0] in FILES_ONLY:
         assert main(arguments) != USAGE, command_line
 

@@ -81,7 +81,7 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         (path / name).write_bytes(encode_report(report))
     (path / ".llenergy").mkdir()
     (path / ".llenergy" / "main.json").write_bytes(encode_report(reports["main.json"]))
-    (path / ".llenergy" / "ab.json").write_bytes(
+    (path / ".llenergy" / "ab" / "ab.json").write_bytes(
         encode_paired_report(_paired(reports["base.json"], reports["head.json"]))
     )
     journal = Journal(path / JOURNAL)

@@ -6,12 +6,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
@@ -20,7 +17,7 @@ from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.record.comparison import ComparedReports, ReportSource
 from pytest_llenergy.record.custom_metrics import add_metric
-from pytest_llenergy.record.record import Metric, Record
+from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import (
     SCHEMA_VERSION,
     PairedReport,
@@ -28,33 +25,11 @@ from pytest_llenergy.record.report import (
     encode_paired_report,
     encode_report,
 )
-from pytest_llenergy.report.export import bencher_measure, openmetrics_gauge
+from pytest_llenergy.report.export import openmetrics_gauge
 from pytest_llenergy.report.store import Journal
 
-from ..compare.runs import TEST, record_of, report_of, round_of, scaled
+from ..compare.runs import TEST, record_of, report_of, scaled
 from ..record.reports import REPORT
-
-#: https://bencher.dev/bmf.json
-BMF = {
-    "$schema": "http://json-schema.org/draft-07/schema",
-    "type": "object",
-    "patternProperties": {
-        ".+": {
-            "type": "object",
-            "patternProperties": {
-                ".+": {
-                    "type": "object",
-                    "properties": {
-                        "value": {"type": "number"},
-                        "lower_value": {"type": "number"},
-                        "upper_value": {"type": "number"},
-                    },
-                    "required": ["value"],
-                }
-            },
-        }
-    },
-}
 
 #: It was measured, it has no joules, it did not run.
 LOST = record_of("t.py::lost", [None] * 3)
@@ -88,43 +63,6 @@ def paired() -> PairedReport:
     )
 
 
-class TestPytestBenchmark:
-    def compare(self, *names: str) -> list[dict[str, str]]:
-        """What the installed tool says of the files."""
-        command = [sys.executable, "-m", "pytest_benchmark", "compare", *names, "--csv=out.csv"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "Failed to load" not in done.stderr
-        assert "test_decode[8]" in done.stdout
-        return list(csv.DictReader(io.StringIO(Path("out.csv").read_text())))
-
-    def test_pytest_benchmark_compares_two_exports(self) -> None:
-        for name, factor in (("a.json", 1.0), ("b.json", 1.5)):
-            rounds = [round_of(10.0, duration_s=factor * each) for each in (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)]
-            Path(name).write_text(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))
-        rows = self.compare("a.json", "b.json")
-        assert [float(row["median"]) for row in rows] == pytest.approx([1.25, 1.875])
-        assert [float(row["max"]) for row in rows] == pytest.approx([4.5, 6.75])
-
-    def test_pytest_benchmark_computes_the_same_statistics(self) -> None:
-        from pytest_benchmark.stats import Stats
-
-        seconds = (2.0, 2.2, 2.4, 2.6, 2.8, 9.0)
-        rounds = [round_of(10.0, duration_s=each) for each in seconds]
-        (benchmark,) = json.loads(export(report_of(record_of(rounds=rounds)), "pytest-benchmark"))[
-            "benchmarks"
-        ]
-        own = Stats()
-        for each in seconds:
-            own.update(each / 2)  # two iterations a round
-        theirs, ours = own.as_dict(), benchmark["stats"]
-        assert ours.pop("outliers") == theirs.pop("outliers")
-        assert {name: ours[name] for name in theirs} == pytest.approx(theirs)
-
-    def test_tests_without_rounds_are_absent(self) -> None:
-        assert json.loads(export(report_of(GONE), "pytest-benchmark"))["benchmarks"] == []
-
-
 class TestAction:
     def test_every_metric_where_less_is_better_is_exported_in_its_unit(self) -> None:
         entries = json.loads(export(report_of(record_of(), GONE), "github-action-benchmark"))
@@ -137,23 +75,6 @@ class TestAction:
         assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
         # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
         assert {each["unit"] for each in entries} == {"J", "J/token", "J/request", "W", "s"}
-
-
-class TestBencher:
-    def test_the_schema_of_its_format_accepts_it(self) -> None:
-        found = json.loads(export(report_of(record_of(), LOST, GONE), "bencher"))
-        jsonschema.Draft7Validator(BMF).validate(found)
-        assert list(found) == [TEST, "t.py::lost"]
-        assert found[TEST]["latency"]["value"] == pytest.approx(1e9)
-        energy = found[TEST]["energy-per-output-token"]
-        assert energy["lower_value"] < energy["value"] < energy["upper_value"]
-        assert "energy" not in found["t.py::lost"]
-
-    def test_measures_have_valid_names(self) -> None:
-        own = Metric(value=1.0, unit="J", n=1)
-        names = [bencher_measure(record_of(), metric, own)[0] for metric in METRICS]
-        assert len(set(names)) == len(names)
-        assert all(name.replace("-", "").isalpha() and name.islower() and len(name) <= 64 for name in names)
 
 
 class TestOpenMetrics:
@@ -214,21 +135,22 @@ class TestFiles:
         journal.add(report_of(complete=False))
         journal.add(record_of())
         journal.close(remove=False)
-        assert main(["export", "energy.x.journal.jsonl", "--format=bencher"]) == 0
-        assert list(json.loads(capsys.readouterr().out)) == [TEST]
+        assert main(["export", "energy.x.journal.jsonl", "--format=csv"]) == 0
+        assert TEST in capsys.readouterr().out
 
     @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
     def test_the_head_of_a_paired_file_is_exported_by_default(
         self, options: tuple[str, ...], joules: float
     ) -> None:
-        found = json.loads(export(paired(), "bencher", *options))
-        assert found[TEST]["energy"]["value"] == pytest.approx(joules, rel=1e-3)
+        entries = json.loads(export(paired(), "github-action-benchmark", *options))
+        found = {each["name"].partition(" ")[2]: each["value"] for each in entries}
+        assert found["energy_j"] == pytest.approx(joules, rel=1e-3)
 
     def test_a_failed_test_has_no_figures_unless_only_its_gate_failed(self) -> None:
         failed = msgspec.structs.replace(record_of(), status="failed")
-        assert json.loads(export(report_of(failed), "bencher")) == {}
+        assert json.loads(export(report_of(failed), "github-action-benchmark")) == []
         gated = msgspec.structs.replace(failed, failed_gate=True)
-        assert list(json.loads(export(report_of(gated), "bencher"))) == [TEST]
+        assert json.loads(export(report_of(gated), "github-action-benchmark"))
 
 
 class TestCustomMetrics:
@@ -260,23 +182,9 @@ class TestCustomMetrics:
         assert u.labels["metric"] == "overlap_joules"
         assert "llenergy_energy_joules" in families
 
-    def test_bencher_has_unit_and_direction_in_the_name_of_the_measure(self, report: Report) -> None:
-        found = json.loads(export(report, "bencher"))
-        jsonschema.Draft7Validator(BMF).validate(found)
-        measures = found[TEST]
-        assert measures["overlap_joules (more is better)"]["value"] == pytest.approx(0.6)
-        assert measures["latency (ms, less is better)"] == {"value": 12.0}
-        # Of the record itself, in nanoseconds.
-        assert "latency" not in measures or measures["latency"]["value"] != 12.0
-        assert max(map(len, measures)) <= 64
-
-    def test_github_action_benchmark_has_a_file_for_each_direction(self, report: Report) -> None:
-        less, more = (
-            {each["name"].partition(" ")[2]: each for each in json.loads(export(report, target))}
-            for target in ("github-action-benchmark", "github-action-benchmark-bigger")
-        )
-        assert (less["latency"]["value"], less["latency"]["unit"]) == (12.0, "ms")
-        assert more["overlap_joules"]["extra"].startswith("2 values\n")
-        assert less["latency"]["extra"].startswith("1 value\n")
-        assert "output_tokens_per_s" in more
-        assert not less.keys() & more.keys()
+    def test_github_action_benchmark_has_what_is_better_the_smaller_it_is(self, report: Report) -> None:
+        entries = json.loads(export(report, "github-action-benchmark"))
+        found = {each["name"].partition(" ")[2]: each for each in entries}
+        assert (found["latency"]["value"], found["latency"]["unit"]) == (12.0, "ms")
+        assert found["latency"]["extra"].startswith("1 value\n")
+        assert not {"overlap_joules", "output_tokens_per_s"} & found.keys()

@@ -49,17 +49,9 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
     assert lines[3].startswith("energy: 2 regressed, 1 inconclusive; noise ")
 
 
-def test_an_annotation_has_the_line_of_the_test() -> None:
-    Path("benchmarks").mkdir()
-    source = "import x\n\nclass TestB:\n    def test_b(self):\n        pass\n\ndef test_a(n):\n    pass\n"
-    Path("benchmarks/test_decode.py").write_text(source)
-    places = re.findall("file=([^,:]*),line=([0-9]+)::", shown(regressed(), "github"))
-    assert places == [("benchmarks/test_decode.py", "4"), ("benchmarks/test_decode.py", "7")]
-
-
 @pytest.mark.parametrize("name", ["/etc/x.py::t", "../x.py::t", "x.txt::t", "t"])
 def test_files_outside_the_repository_are_not_named(name: str) -> None:
-    assert "file=" not in shown(compared(comparison(name, "regressed")), "github")
+    assert "file=" not in shown(compared(comparison(name, "regressed", gated=True)), "github")
 
 
 def test_values_are_escaped_as_the_toolkit_does() -> None:
@@ -69,7 +61,9 @@ def test_values_are_escaped_as_the_toolkit_does() -> None:
 
 
 def test_a_test_id_cannot_inject_a_workflow_command() -> None:
-    hostile = comparison("t.py::t[a\n::set-env name=X::y\r::stop-commands::z]", "regressed", reason="\n::x::")
+    hostile = comparison(
+        "t.py::t[a\n::set-env name=X::y\r::stop-commands::z]", "regressed", reason="\n::x::", gated=True
+    )
     lines = re.split("[\r\n]", shown(compared(hostile), "github").rstrip("\n"))
     assert [line.partition(" ")[0] for line in lines] == ["::error", "energy:"]
 
@@ -77,15 +71,22 @@ def test_a_test_id_cannot_inject_a_workflow_command() -> None:
 def test_invisible_characters_are_escaped_in_the_log() -> None:
     odd = "\x1b[31m\u202e\x85"
     found = comparison(
-        f"d{odd}/t.py::t[{odd}]", "regressed", reason=odd, metric=odd, unit=odd, base=1.0, head=1.0
+        f"d{odd}/t.py::t[{odd}]",
+        "regressed",
+        reason=odd,
+        metric=odd,
+        unit=odd,
+        base=1.0,
+        head=1.0,
+        gated=True,
     )
     text = shown(compared(found), "github")
     assert all(each.isprintable() or each == "\n" for each in text)
-    assert text.count("\\x1b") == 5
+    assert text.count("\\x1b") == 6
 
 
 def test_github_shows_ten_and_the_others_are_counted() -> None:
-    many = [comparison(f"t.py::t[{i}]", "regressed", ratio=1 + i / 100) for i in range(13)]
+    many = [comparison(f"t.py::t[{i}]", "regressed", ratio=1 + i / 100, gated=True) for i in range(13)]
     lines = shown(compared(*many), "github").splitlines()
     assert [line.startswith("::error") for line in lines].count(True) == 10
     assert "t[12] +12.0%25" in lines[0]
@@ -120,4 +121,5 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     text = summary.read_text()
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= message
-    assert text.endswith("fail, 20000 of 20000 tests regressed\n") or "Cut to fit" in text
+    # Without room for a comment, nothing is written.
+    assert "Cut to fit" in text or text == "x" * taken

@@ -51,6 +51,7 @@ def test_a_regression_is_a_failure_with_its_figures(
         ("unchanged", True, None),
         ("improved", True, None),
         ("regressed", True, junitparser.Failure),
+        ("regressed", False, junitparser.Skipped),
         ("not comparable", True, junitparser.Error),
         ("invalid", True, junitparser.Error),
         ("invalid", False, junitparser.Skipped),

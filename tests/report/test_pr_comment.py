@@ -193,6 +193,21 @@ def test_a_comparison_without_tests_has_a_title() -> None:
     assert render_comment(compared()).splitlines()[1] == "### ❌ Energy: fail, nothing was compared"
 
 
+def test_what_is_not_judged_is_not_titled_a_pass() -> None:
+    def title(policy: str, *, gated: bool) -> str:
+        numbers: dict[str, Any] = {"base": 10.0, "head": 10.4, "ratio": 1.04, "gated": gated}
+        found = [comparison(f"t.py::{each}", each, **numbers) for each in ("inconclusive", "unchanged")]
+        side = msgspec.structs.replace(compared(*found), inconclusive=policy)
+        return render_comment(side).splitlines()[1]
+
+    overall = "; +4.0% over 2 tests"
+    assert title("pass", gated=True) == f"### ✅ Energy: pass, 1 of 2 tests inconclusive{overall}"
+    assert (
+        title("warn", gated=False)
+        == f"### ⚖️ Energy: no gate, 1 of 2 tests inconclusive, 1 unchanged{overall}"
+    )
+
+
 def test_a_baseline_that_failed_is_no_pass() -> None:
     reason = "the baseline test failed (boom)"
     found = (
