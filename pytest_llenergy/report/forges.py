@@ -25,8 +25,9 @@ from pytest_llenergy.record.text import one_line
 #: One request to the forge.
 REQUEST_TIMEOUT_S = 30.0
 
-#: Errors of a file that is not a readable event.
-EVENT_ERRORS = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+#: Errors of data that is unlike what is expected, and of a file that is not a readable event.
+UNLIKE = (TypeError, KeyError, AttributeError)
+EVENT_ERRORS = (OSError, ValueError, RecursionError, *UNLIKE)
 
 #: What to check if the forge does not accept the token.
 TOKEN_ADVICE = {
@@ -176,6 +177,34 @@ def post_comments(
         For each comment ``added``, ``replaced`` or ``deleted``, and its address.
     """
     forge, number = (_find_merge_request if "GITLAB_CI" in environ else _find_pull_request)(environ, number)
+    try:
+        existing = _list_own_comments(forge)
+        wanted = {body.partition("\n")[0]: body for body in bodies}
+        for marker in existing.keys() - wanted.keys():
+            if (text := outdated(marker)) is not None:
+                wanted[marker] = text
+        if not wanted and otherwise:
+            wanted[otherwise.partition("\n")[0]] = otherwise
+        done = []
+        project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
+        for marker, body in wanted.items():
+            path = f"{forge.own}/{existing[marker]}" if marker in existing else forge.comments
+            if not body:
+                forge.request("DELETE", path)
+                done.append(("deleted", path))
+                continue
+            answer = forge.request(forge.replace if marker in existing else "POST", path, body)
+            url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
+            done.append(("replaced" if marker in existing else "added", url))
+        return done
+    except UNLIKE as error:
+        raise ForgeError(
+            f"{forge.url} did not answer as {forge.name} does, but as a proxy may ({error!r})"
+        ) from None
+
+
+def _list_own_comments(forge: Forge) -> dict[str, Any]:
+    """Return the id of each comment of this user by its first line."""
     author = None
     with suppress(ForgeError):  # the token of a workflow belongs to a bot and may not query its user
         author = forge.request("GET", "user")["id"]
@@ -184,24 +213,7 @@ def post_comments(
         user = comment.get("user") or comment.get("author") or {}
         if user.get("type") == "Bot" if author is None else user.get("id") == author:
             existing.setdefault((comment["body"] or "").partition("\n")[0].strip(), comment["id"])
-    wanted = {body.partition("\n")[0]: body for body in bodies}
-    for marker in existing.keys() - wanted.keys():
-        if (text := outdated(marker)) is not None:
-            wanted[marker] = text
-    if not wanted and otherwise:
-        wanted[otherwise.partition("\n")[0]] = otherwise
-    done = []
-    project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
-    for marker, body in wanted.items():
-        path = f"{forge.own}/{existing[marker]}" if marker in existing else forge.comments
-        if not body:
-            forge.request("DELETE", path)
-            done.append(("deleted", path))
-            continue
-        answer = forge.request(forge.replace if marker in existing else "POST", path, body)
-        url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
-        done.append(("replaced" if marker in existing else "added", url))
-    return done
+    return existing
 
 
 def _variable(environ: Mapping[str, str], name: str, advice: str) -> str:

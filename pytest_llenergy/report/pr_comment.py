@@ -119,7 +119,7 @@ def render_title(compared: ComparedReports, context: CommentContext) -> str:
     reasons = _count_verdicts(
         found if state == "no gate" else [each for each in gated if each.verdict in counted], tests
     )
-    unsure = [each for each in gated if each.verdict == "inconclusive"]
+    unsure = [each for each in gated if each.verdict == "inconclusive" and each.verdict in counted]
     if unsure and compared.inconclusive != "pass":
         in_turn = context.pairs is not None
         reasons.append(suggest_remedy(unsure, "more pairs" if in_turn else "more rounds", in_turn=in_turn))

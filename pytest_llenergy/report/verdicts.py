@@ -10,7 +10,7 @@ from statistics import median
 from pytest_llenergy.record.comparison import ESSENTIAL_NOTES, VERDICTS, ComparedReports, Comparison, Verdict
 from pytest_llenergy.record.metrics import ROUND_METRICS
 from pytest_llenergy.record.quantity import format_number, format_pair, shown_unit
-from pytest_llenergy.record.text import one_line
+from pytest_llenergy.record.text import one_line, shorten
 from pytest_llenergy.report.names import list_names, name_some
 from pytest_llenergy.report.text_tables import Column, Screen, Table
 
@@ -29,8 +29,8 @@ GREEN_VERDICTS: frozenset[Verdict] = frozenset({"improved", "unchanged", "new", 
 #: If there are more rows, unchanged tests are only counted.
 MAX_UNFILTERED_ROWS = 40
 
-#: Further lines about the same verdict are only counted.
-MAX_LINES = 10
+#: Further lines about the same verdict are only counted, and longer ones cut.
+MAX_LINES, MAX_LENGTH = 10, 500
 
 LEGEND = (
     "head: base times the estimated change",
@@ -95,7 +95,7 @@ def explain_verdicts(
     lines = []
     for (verdict, text), found in alike.items():
         metrics = ", ".join(dict.fromkeys(each.metric for each in found))
-        about = one_line(f"{metrics}: {text}" if with_metric else text)
+        about = shorten(one_line(f"{metrics}: {text}" if with_metric else text), MAX_LENGTH)
         lines.append((verdict, name_some([each.id for each in found]), about))
     return lines
 

@@ -156,6 +156,13 @@ def test_the_page_of_a_proxy_is_named(forge: Forge, text: str) -> None:
         post_comment(github(forge), MARKER, 3)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "[1]"])
+def test_json_that_is_unlike_the_forge_s_is_named(forge: Forge, text: str) -> None:
+    forge.answers = [(200, text, {})]
+    with pytest.raises(ForgeError, match="did not answer as GitHub does"):
+        post_comment(github(forge), MARKER, 3)
+
+
 def test_a_redirect_does_not_receive_the_token(forge: Forge) -> None:
     with serving(Forge()) as other:
         forge.redirects_to = other.address
