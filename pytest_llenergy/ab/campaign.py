@@ -19,7 +19,7 @@ from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
 from pytest_llenergy.compare.metrics import direction_of
-from pytest_llenergy.compare.pairing import match_renamed, pair_by_parameters
+from pytest_llenergy.compare.pairing import pair_by_parameters
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.compare.stages import decide_stage
 from pytest_llenergy.compare.statistics import Estimate, Sample
@@ -106,8 +106,7 @@ class Campaign:
         if self._plan.by_options:
             before, after = pair_by_parameters(base, head)
             return {"base": before, "head": after}
-        ids = {old: new for new, old in match_renamed(base, head).items()}
-        return {"base": {name: ids.get(name, name) for name in base}, "head": {name: name for name in head}}
+        return {"base": {name: name for name in base}, "head": {name: name for name in head}}
 
     @property
     def _open_tests(self) -> set[str]:
@@ -260,9 +259,6 @@ class Campaign:
             unpaired = sorted(set(names["base"].values()) ^ set(names["head"].values()))
             if unpaired:
                 notes.append(f"no single test of the other side matches: {shorten(', '.join(unpaired), 300)}")
-        else:
-            changed = [(old, new) for old, new in names["base"].items() if old != new]
-            notes += [f"renamed, and compared: {old} -> {new}" for old, new in changed]
         for side, report in (("base", base), ("head", head)):
             for record in report.records:
                 reasons = list_excluded_rounds(record)

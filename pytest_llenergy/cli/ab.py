@@ -288,12 +288,12 @@ def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
 
 def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> None:
     from pytest_llenergy.ab.self_comparison import render_self_comparison
-    from pytest_llenergy.cli.console import encode_json, print_encodable, print_json, write_output
+    from pytest_llenergy.cli.console import encode_json, print_json, write_output
 
     if args.format == "json":
         print_json(result)
     else:
-        print_encodable(render_self_comparison(result))
+        print(render_self_comparison(result))
     # Last: if it fails, the result is printed already.
     if args.output is not None:
         write_output(args.output, f"{encode_json(result)}\n")

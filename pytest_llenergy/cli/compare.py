@@ -185,14 +185,14 @@ def print_comparison(
     """
     import shutil
 
-    from pytest_llenergy.cli.console import print_data, print_encodable, wants_color, write_output
+    from pytest_llenergy.cli.console import print_data, wants_color, write_output
     from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates, suggest_remedy
     from pytest_llenergy.record.text import count_tests
 
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
     if output is None and form == "text":
-        print_encodable(text)
+        print(text)
     elif output is None:
         print_data(text)
     else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_llenergy.record.text import encodable, escape_json, escape_surrogates, one_line
+from pytest_llenergy.record.text import escape_surrogates, one_line
 
 if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -63,14 +63,9 @@ def wants_color() -> bool:
     return console.color_system is not None and not console.no_color
 
 
-def print_encodable(text: str, end: str = "\n") -> None:
-    """Print text for people, replacing characters that the encoding lacks. Not for machine output."""
-    print(encodable(text, sys.stdout.encoding or "utf-8"), end=end)
-
-
 def print_line(text: str) -> None:
     """Print one line, whatever names it contains."""
-    print_encodable(one_line(text))
+    print(one_line(text))
 
 
 def print_json(value: Any) -> None:
@@ -79,12 +74,14 @@ def print_json(value: Any) -> None:
 
 
 def encode_json(value: Any) -> str:
-    """Return indented JSON in which invisible characters are escaped, so that a terminal can show it."""
+    """Return indented JSON in ASCII, so that a terminal shows no invisible characters."""
+    import json
+
     import msgspec
 
-    # Names of files may contain surrogates.
+    # Names of files may contain surrogates; msgspec turns NaN and infinity into null.
     primitives = escape_surrogates(msgspec.to_builtins(value))
-    return escape_json(msgspec.json.format(msgspec.json.encode(primitives)))
+    return json.dumps(msgspec.json.decode(msgspec.json.encode(primitives)), indent=2)
 
 
 def write_output(path: Path, text: str) -> None:
@@ -111,6 +108,6 @@ def print_data(text: str, end: str = "\n") -> None:
 
 
 def use_encodable_streams() -> None:
-    """Let plain lines print characters that the encoding lacks as escapes, in place of a traceback."""
+    """Print characters that the encoding lacks as escapes, in place of a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -76,7 +76,6 @@ def _show(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import (
         encode_json,
         print_data,
-        print_encodable,
         wants_color,
         write_output,
     )
@@ -100,7 +99,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.output is not None:
         write_output(args.output, text)
     elif args.format == "text":
-        print_encodable(text, end="")
+        print(text, end="")
     else:
         print_data(text, end="")
     return 0

@@ -50,7 +50,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print or write the table or the page. Returns 0."""
-    from pytest_llenergy.cli.console import print_data, print_encodable, write_output
+    from pytest_llenergy.cli.console import print_data, write_output
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         write_output(args.output, f"{text}\n")
     elif args.format == "text":
-        print_encodable(text)
+        print(text)
     else:
         print_data(text)
     return 0

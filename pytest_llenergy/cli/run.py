@@ -332,10 +332,10 @@ def _write(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
 
 
 def _write_lines(args: argparse.Namespace, lines: Sequence[str]) -> None:
-    from pytest_llenergy.record.text import encodable, one_line
+    from pytest_llenergy.record.text import one_line
 
     text = "".join(f"energy: {one_line(line)}\n" for line in lines)
     if args.output is not None:
         write_output(args.output, text)
     else:
-        print(encodable(text, sys.stderr.encoding or "utf-8"), end="", file=sys.stderr)
+        print(text, end="", file=sys.stderr)

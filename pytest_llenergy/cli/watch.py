@@ -128,9 +128,9 @@ def _line(totals: Sequence[RunningTotal], powers: Sequence[float | None], elapse
 
 def _show(line: str, *, live: bool = False) -> None:
     """Print a line; ``live`` replaces the line of the terminal."""
-    from pytest_llenergy.record.text import encodable, one_line
+    from pytest_llenergy.record.text import one_line
 
-    text = encodable(one_line(line), sys.stdout.encoding or "utf-8")
+    text = one_line(line)
     if live:
         print(f"{ERASE}{text[: shutil.get_terminal_size().columns - 1]}", end="", flush=True)
     else:

@@ -34,7 +34,7 @@ from pytest_llenergy.compare.custom import (
 from pytest_llenergy.compare.disturbance import find_disturbance, load_of_others
 from pytest_llenergy.compare.metrics import METRICS, unit_of
 from pytest_llenergy.compare.outputs import check_outputs
-from pytest_llenergy.compare.pairing import describe_changing_ids, match_renamed, select_last_attempts
+from pytest_llenergy.compare.pairing import describe_changing_ids, select_last_attempts
 from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import (
     MIN_ROUNDS,
@@ -156,9 +156,6 @@ def compare_reports(
     with pause_garbage_collection():
         before = select_last_attempts(base.records, origins[0])
         after = select_last_attempts(head.records, origins[1])
-        renamed = match_renamed(before, after)
-        for new, old in renamed.items():
-            before[new] = msgspec.structs.replace(before.pop(old), id=new)
         removed = [name for name in before if name not in after]
         for criterion in criteria:
             results: list[tuple[Comparison, Estimate | None]] = []
@@ -170,18 +167,13 @@ def compare_reports(
                     MeasuredRecord(before[name], base.environment),
                     MeasuredRecord(record, head.environment),
                 )
-                found, estimate = compare.records(*sides, criterion)
-                if name in renamed:
-                    notes = [f"renamed from {renamed[name]}", *found.notes]
-                    found = msgspec.structs.replace(found, renamed_from=renamed[name], notes=notes)
-                results.append((found, estimate))
+                results.append(compare.records(*sides, criterion))
             results += [(_compare_removed(before[name], criterion, incomplete[1]), None) for name in removed]
             comparisons += _correct_comparisons(results)
     # Most records have the same devices: describe each set once.
     distinct = {(*each.devices, *each.meters): each for each in after.values() if each.rounds}
     devices = (describe_devices(record, head.environment) for record in distinct.values())
     notes = [incomplete_run_note(origin) for origin in incomplete if origin is not None]
-    notes += [f"renamed, and compared: {old} -> {new}" for new, old in renamed.items()]
     notes += describe_changing_ids(removed, after.keys() - before)
     reruns = len({record.id for record in head.records if record.attempt > 1})
     if reruns:

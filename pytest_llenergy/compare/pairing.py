@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the records of a test in two reports, or within one: by its id, its work, or its parameters."""
+"""Find the records of a test in two reports, or within one: by its id or its parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 
 import msgspec
 
-from pytest_llenergy.compare.comparability import workload_key
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import Record
@@ -40,34 +39,6 @@ def select_last_attempts(records: Sequence[Record], origin: str) -> dict[str, Re
         if record.id not in last or record.attempt > last[record.id].attempt:
             last[record.id] = record
     return last
-
-
-def match_renamed(base: Mapping[str, Record], head: Mapping[str, Record]) -> dict[str, str]:
-    """Find tests that have another id in the baseline: the id of the baseline by that of the head.
-
-    Only a test with the workload and code of exactly one test of the other side is the same one. Where the
-    baseline has no digests of code, the workload must have a backend: others are hardly distinct.
-    """
-    removed = _group_by_work(record for name, record in base.items() if name not in head)
-    new = _group_by_work(record for name, record in head.items() if name not in base)
-    found = {}
-    for (workload, code), heads in new.items():
-        bases = removed.get((workload, code)) or (
-            removed.get((workload, None), []) if heads[0].backend else []
-        )
-        if len(heads) == len(bases) == 1:
-            found[heads[0].id] = bases[0].id
-    return found
-
-
-def _group_by_work(records: Iterable[Record]) -> dict[tuple[str, str | None], list[Record]]:
-    """Group measured tests by workload and code."""
-    groups: dict[tuple[str, str | None], list[Record]] = {}
-    for record in records:
-        if record.counts and record.rounds:
-            workload = workload_key(msgspec.structs.replace(record, id=""))
-            groups.setdefault((workload, record.source_digest), []).append(record)
-    return groups
 
 
 def describe_changing_ids(base: Iterable[str], head: Iterable[str]) -> list[str]:

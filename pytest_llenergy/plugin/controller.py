@@ -438,8 +438,6 @@ def _print_line(terminalreporter: Any, line: str, **markup: bool) -> None:
 
 
 def _print_text(terminalreporter: Any, text: str) -> None:
-    from pytest_llenergy.record.text import encodable
-
     encoding = getattr(terminalreporter._tw._file, "encoding", None) or "utf-8"
-    for line in encodable(text, encoding).splitlines():
+    for line in text.encode(encoding, "backslashreplace").decode(encoding).splitlines():
         terminalreporter.line(line)

@@ -20,7 +20,7 @@ from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
 from pytest_llenergy.record.text import escape_surrogates, format_time, relative_path
 from pytest_llenergy.report.merge import merge_environments
-from pytest_llenergy.report.provenance import collect_source, find_slurm_job
+from pytest_llenergy.report.provenance import collect_source
 from pytest_llenergy.report.store import FileVersion, Journal, journal_path, version_of, write_beside
 
 
@@ -63,7 +63,6 @@ class ReportBuilder:
         self._argv: list[str] = escape_surrogates(list(argv))
         self._started = started
         self._distributed = distributed
-        self._slurm = find_slurm_job(environment)
         self.run_id: str = f"{self._started:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
         self._records: dict[tuple[str, int], Record] = {}
         # Number under which an attempt is kept, by worker, record id and the worker's number of the attempt.
@@ -238,7 +237,6 @@ class ReportBuilder:
             complete=False,
             argv=self._argv,
             exit_status=None,
-            slurm=self._slurm,
         )
         return Report(
             schema_version=SCHEMA_VERSION,

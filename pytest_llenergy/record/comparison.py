@@ -91,7 +91,6 @@ class Comparison(StoredStruct, frozen=True):
         from_mark: Whether a mark of the test requested it.
         base_tokens_per_s: Throughput, because energy can be saved by being slow; ``head_tokens_per_s``
             likewise.
-        renamed_from: Id of the test in the baseline, if it has another one there.
         base_status: Status of the test in the baseline if it was not measured there; it is then new and not
             gated.
         differences: Facts that make the sides not comparable.
@@ -121,7 +120,6 @@ class Comparison(StoredStruct, frozen=True):
     from_mark: bool = False
     base_tokens_per_s: float | None = None
     head_tokens_per_s: float | None = None
-    renamed_from: str | None = None
     base_status: Status | None = None
     differences: list[str] = []
     notes: list[str] = []

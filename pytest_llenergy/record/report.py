@@ -33,26 +33,10 @@ class Tool(StoredStruct, frozen=True):
     version: str
 
 
-class SlurmJob(StoredStruct, frozen=True):
-    """The Slurm job in which pytest ran.
-
-    Attributes:
-        id: Its number. Each task of a job array has its own.
-        nodes: Its nodes as Slurm lists them, such as ``n[1-4]``.
-        tasks: Number of tasks of the step in which pytest ran or, outside a step, of the job. None if the job
-            requests no number.
-    """
-
-    id: str
-    nodes: str
-    tasks: int | None = None
-
-
 class RunInfo(StoredStruct, frozen=True):
     """One pytest run. Times are RFC 3339 in UTC; ``complete`` is true if no test was left out.
 
-    A test is left out if the run ended before the test did, or if its file could not be collected. ``slurm``
-    is None outside of Slurm, and for runs of several jobs that were merged.
+    A test is left out if the run ended before the test did, or if its file could not be collected.
     """
 
     id: str
@@ -61,7 +45,6 @@ class RunInfo(StoredStruct, frozen=True):
     complete: bool
     argv: list[str]
     exit_status: int | None
-    slurm: SlurmJob | None = None
 
 
 class Source(StoredStruct, frozen=True):

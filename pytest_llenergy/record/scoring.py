@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
@@ -17,13 +16,6 @@ from pytest_llenergy.record.record import CustomMetric, Metric
 #: Names of the metrics.
 ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 
-#: Precedes the name of a metric of lm-eval where a scorer is named.
-LM_EVAL = "lm_eval:"
-
-#: Metrics of lm-eval over a whole corpus, in per cent, which can score single outputs too. BLEU cannot:
-#: it is 0 for an output of fewer than four words.
-CORPUS_METRICS = ("chrf", "chrf++")
-
 #: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
 Scorer = Callable[[str, Any], float]
 
@@ -34,56 +26,12 @@ def exact_match(output: str, reference: object) -> float:
 
 
 def find_scorer(scorer: Scorer | str) -> Scorer:
-    """Return a scorer: a function, or ``"exact_match"``, or ``"lm_eval:NAME"`` if lm-eval is installed.
-
-    Raises:
-        LLEnergyError: There is no such scorer.
-    """
+    """Return a scorer: a function, or ``"exact_match"``; otherwise raise ``LLEnergyError``."""
     if callable(scorer):
         return scorer
     if scorer == "exact_match":
         return exact_match
-    if not isinstance(scorer, str) or not scorer.startswith(LM_EVAL):
-        raise LLEnergyError(
-            f'score: scorer is {scorer!r}, needs a function, "exact_match" or "{LM_EVAL}NAME"'
-        )
-    return _lm_eval_scorer(scorer.removeprefix(LM_EVAL))
-
-
-def _lm_eval_scorer(name: str) -> Scorer:
-    """Return a metric of lm-eval that scores texts against references, such as ``exact_match``."""
-    try:
-        # Its import registers the metrics.
-        importlib.import_module("lm_eval.api.metrics")
-        registry = importlib.import_module("lm_eval.api.registry")
-    except ImportError as error:
-        raise LLEnergyError(f"score: {LM_EVAL}{name} needs lm-eval ({error}); pip install lm_eval") from None
-    suitable = f"exact_match, {', '.join(CORPUS_METRICS)}"
-    # For a name that is not registered, get_metric searches Hugging Face's hub.
-    registered = getattr(registry, "metric_registry", None) or getattr(registry, "METRIC_REGISTRY", {})
-    if name not in registered:
-        raise LLEnergyError(f"score: lm-eval has no metric {name!r}; those of single outputs: {suitable}")
-    if registry.is_higher_better(name) is False:
-        raise LLEnergyError(
-            f"score: {name} of lm-eval is better the lower it is, and scores are better the higher they are; "
-            f"use one of {suitable}, or a function"
-        )
-    metric = registry.get_metric(name)
-    whole = registry.get_metric_aggregation(name) if name in CORPUS_METRICS else None
-
-    def score(output: str, reference: object) -> float:
-        text = str(reference)
-        try:
-            if whole is not None:
-                return min(1.0, float(whole([(text, output)])) / 100)
-            return float(metric(predictions=[output], references=[text])[name])
-        except (TypeError, KeyError, IndexError):
-            raise LLEnergyError(
-                f"score: the metric {name} of lm-eval does not score single outputs against references; "
-                f"use one of {suitable}, or a function"
-            ) from None
-
-    return score
+    raise LLEnergyError(f'score: scorer is {scorer!r}, needs a function or "exact_match"')
 
 
 def score_outputs(outputs: Sequence[str], references: Iterable[object], scorer: Scorer | str) -> list[float]:

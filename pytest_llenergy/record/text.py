@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
@@ -11,21 +10,6 @@ from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-
-#: Substitutes for encodings that lack a sign, of the same width, so that columns stay aligned.
-ASCII_FALLBACKS = {
-    " ± ": "+/-",
-    " … ": "...",
-    "±": "~",
-    "µ": "u",
-    "…": "~",
-    "─": "-",
-    "·": "-",
-    "→": ">",
-    "×": "x",
-    "°": " ",
-    "α": "a",
-}
 
 #: Most characters of the name of a test.
 MAX_NAME_LENGTH = 160
@@ -61,35 +45,6 @@ def escape_invisible(text: str) -> str:
 def escape_lines(text: str) -> str:
     """Escape every invisible character except line breaks."""
     return "\n".join(map(escape_invisible, text.split("\n")))
-
-
-def escape_json(data: bytes) -> str:
-    """Return encoded JSON in which invisible characters, which only its strings contain, are escapes."""
-    return "".join(
-        each if each.isprintable() or each in "\n " else "".join(f"\\u{unit:04x}" for unit in _utf16(each))
-        for each in data.decode()
-    )
-
-
-def _utf16(character: str) -> tuple[int, ...]:
-    data = character.encode("utf-16-be")
-    return struct.unpack(f">{len(data) // 2}H", data)
-
-
-def encodable(text: str, encoding: str) -> str:
-    """Replace characters that an encoding lacks: signs in tables by ASCII as wide, others by escapes."""
-    for sign, plain in ASCII_FALLBACKS.items():
-        if _lacks(encoding, sign):
-            text = text.replace(sign, plain)
-    return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def _lacks(encoding: str, text: str) -> bool:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def count_tests(count: int, kind: str = "") -> str:

@@ -112,7 +112,6 @@ def _merge_runs(runs: Sequence[RunInfo]) -> RunInfo:
         complete=all(run.complete for run in runs),
         argv=runs[0].argv,
         exit_status=max(statuses) if len(statuses) == len(runs) else None,
-        slurm=runs[0].slurm if len({run.slurm for run in runs}) == 1 else None,
     )
 
 

@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collect commit and Slurm job of a run, for runs that measured something."""
+"""Find the commit of a run, for runs that measured something."""
 
 from __future__ import annotations
 
-import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_llenergy.record.report import SlurmJob, Source
-from pytest_llenergy.record.text import escape_surrogates
+from pytest_llenergy.record.report import Source
 
 #: Time of one git command. A slow file system costs the commit, not the report.
 GIT_TIMEOUT_S = 10.0
@@ -24,16 +21,6 @@ def collect_source(directory: Path) -> Source:
     changes = _git(directory, "status", "--porcelain", "--untracked-files=no")
     dirty = None if changes is None else bool(changes)
     return Source(commit=commit, branch=None if branch == "HEAD" else branch, dirty=dirty)
-
-
-def find_slurm_job(environment: Mapping[str, str]) -> SlurmJob | None:
-    """Return the Slurm job that the variables name, or None. The account and the user are not read."""
-    job, nodes = environment.get("SLURM_JOB_ID", ""), environment.get("SLURM_JOB_NODELIST", "")
-    if not re.fullmatch("[0-9]{1,18}", job) or not nodes:
-        return None
-    tasks = environment.get("SLURM_NTASKS", "")
-    count = int(tasks) if re.fullmatch("[0-9]{1,9}", tasks) else None
-    return SlurmJob(id=job, nodes=escape_surrogates(nodes), tasks=count)
 
 
 def _git(directory: Path, *args: str) -> str | None:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from array import array
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.record.record import Metric
-from pytest_llenergy.record.scoring import CORPUS_METRICS, accuracy_metrics, exact_match, score_outputs
+from pytest_llenergy.record.scoring import accuracy_metrics, exact_match, score_outputs
 
 ENERGY = Metric(value=4.0, unit="J", uncertainty=0.2, uncertainty_absolute=0.4, n=6)
 
@@ -101,107 +99,10 @@ def test_references_may_come_from_any_iterable() -> None:
         (3, "exact_match", "score: references is 3, needs a list with one for each output"),
         ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
         (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
-        (["a", "b"], "bleu", 'score: scorer is \'bleu\', needs a function, "exact_match" or "lm_eval:NAME"'),
+        (["a", "b"], "bleu", "score: scorer is 'bleu', needs a function or \"exact_match\""),
     ],
 )
 def test_what_cannot_be_scored_is_one_line(references: Any, scorer: str, message: str) -> None:
     with pytest.raises(LLEnergyError) as caught:
         score_outputs(["a", "b"], references, scorer)
     assert str(caught.value) == message
-
-
-def test_lm_eval_is_named_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(
-        LLEnergyError, match=r"^score: lm_eval:exact_match needs lm-eval .*pip install lm_eval$"
-    ):
-        score_outputs(["a"], ["a"], "lm_eval:exact_match")
-
-
-class Registry(ModuleType):
-    """The names of lm-eval's registry that are used, with metrics of its kinds."""
-
-    def __init__(self, registry: str) -> None:
-        super().__init__("lm_eval.api.registry")
-        metrics = {
-            "exact_match": self.exact_match,
-            "chrf": lambda item: item,
-            "bleu": lambda item: item,
-            "acc": lambda item: item,
-            "wer": lambda predictions, references: {"wer": float(predictions != references)},
-        }
-        setattr(self, registry, metrics)
-        self.metrics = metrics
-
-    @staticmethod
-    def exact_match(predictions: list[str], references: list[str]) -> dict[str, float]:
-        return {"exact_match": float(predictions == references)}
-
-    def get_metric(self, name: str) -> Any:
-        assert name in self.metrics, "lm-eval would search the network"
-        return self.metrics[name]
-
-    @staticmethod
-    def is_higher_better(name: str) -> bool | None:
-        # None as for a metric that was registered without a direction.
-        return {"exact_match": True, "chrf": True, "wer": False}.get(name)
-
-    @staticmethod
-    def get_metric_aggregation(name: str) -> Any:
-        # As in lm-eval, per cent, of pairs of a reference and an output.
-        # Rounding may leave a little more than all.
-        return lambda items: 100.00000000000004 * sum(ref == out for ref, out in items) / len(items)
-
-
-@pytest.fixture(params=["metric_registry", "METRIC_REGISTRY"])
-def lm_eval(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a stand-in: its registry had another name in earlier versions."""
-    for name in ("lm_eval", "lm_eval.api", "lm_eval.api.metrics"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, "lm_eval.api.registry", Registry(request.param))
-
-
-@pytest.mark.usefixtures("lm_eval")
-def test_a_metric_of_lm_eval_compares_texts() -> None:
-    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
-    assert score_outputs(["a", "b"], ["a", "c"], "lm_eval:chrf") == [1.0, 0.0]
-
-
-@pytest.mark.usefixtures("lm_eval")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("nonsense", "score: lm-eval has no metric 'nonsense'; those of single outputs: exact_match, chrf"),
-        ("bleu", "score: the metric bleu of lm-eval does not score single outputs against references"),
-        ("acc", "score: the metric acc of lm-eval does not score single outputs against"),
-        (
-            "wer",
-            "score: wer of lm-eval is better the lower it is, and scores are better the higher they are; "
-            "use one of exact_match, chrf",
-        ),
-    ],
-)
-def test_a_metric_of_lm_eval_that_scores_no_texts_is_refused(name: str, message: str) -> None:
-    with pytest.raises(LLEnergyError) as caught:
-        score_outputs(["a"], ["a"], f"lm_eval:{name}")
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
-def test_lm_eval_itself(capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("lm_eval")
-    assert score_outputs(["42", " 42", "7"], [42, "42", [6, 7]], "lm_eval:exact_match") == [1.0, 0.0, 1.0]
-    for name in CORPUS_METRICS:
-        texts = ["the cat sat on the mat today", "a dog"]
-        right, wrong = score_outputs(texts, [texts[0], "the cat sat"], f"lm_eval:{name}")
-        assert right == pytest.approx(1.0)
-        assert 0 <= wrong < 0.3
-    for name in ("f1", "acc", "acc_norm", "mcc", "bypass", "bleu"):
-        with pytest.raises(LLEnergyError, match=f"the metric {name} of lm-eval does not score single"):
-            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
-    for name in ("perplexity", "ter"):
-        with pytest.raises(LLEnergyError, match=f"{name} of lm-eval is better the lower it is"):
-            score_outputs(["yes"], ["yes"], f"lm_eval:{name}")
-    with pytest.raises(LLEnergyError, match="lm-eval has no metric 'nonsense'"):
-        score_outputs(["42"], ["42"], "lm_eval:nonsense")
-    assert "HF Evaluate" not in capfd.readouterr().err

@@ -10,7 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_format, print_json
-from pytest_llenergy.record.text import encodable, one_line
+from pytest_llenergy.record.text import one_line
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -97,7 +97,7 @@ def _print_backends(*, as_json: bool) -> int:
 
 def _print_line(line: Line) -> None:
     """Print a line at once. Only a terminal gets it wrapped: in a file or a pipe, one fact is one line."""
-    text = encodable(f"{line.topic:<{WIDTH}}{one_line(line.text)}", sys.stdout.encoding or "utf-8")
+    text = f"{line.topic:<{WIDTH}}{one_line(line.text)}"
     lines = [text]
     if sys.stdout.isatty():
         indent, width = " " * (WIDTH + 2), shutil.get_terminal_size().columns
