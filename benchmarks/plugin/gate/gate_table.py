@@ -87,7 +87,7 @@ STORED = {f"ours, {rounds} rounds": f"ours, stored, {rounds} rounds" for rounds 
 
 
 def summary(content: Mapping[str, Any]) -> str:
-    """Render the three tables of ``docs/gating.md``."""
+    """Render the tables of ``docs/gating.md``."""
     pairs = [cell for cell in content["cells"] if cell["order"] != "stored"]
     stored = [cell for cell in content["cells"] if cell["order"] == "stored"]
     rules = {**SHORT, **STAGED}
@@ -95,21 +95,6 @@ def summary(content: Mapping[str, Any]) -> str:
     for cell in pairs:
         lines.append(
             [_name(cell), *(_short(cell["contenders"][rule], "0.03", "0.05") for rule in rules.values())]
-        )
-    effects = {effect: f"{float(effect):+.0%}" for effect in ("0.01", "0.02", "0.03", "0.05")}
-    details = [["machine", "alarms per suite (95 % limits)", *effects.values(), "-5%", "pairs if unchanged"]]
-    details[0] += [f"at {effects[effect]}" for effect in PAIRS_SHOWN]
-    for cell in pairs:
-        tallies = cell["contenders"][STAGED["**default**"]]
-        better = next(effect for effect in tallies if float(effect) < 0)
-        details.append(
-            [
-                _name(cell),
-                _alarms(tallies["0"], content["suite"], digits=4),
-                *(_percent(tallies[effect], digits=1 if effect == "0.03" else 0) for effect in effects),
-                _percent(tallies[better], "improved"),
-                *(f"{tallies[effect]['mean_pairs']:.1f}" for effect in ("0", *PAIRS_SHOWN)),
-            ]
         )
     rules = {name: rule for name, rule in SHORT.items() if name != "asv 1.05"} | STORED
     sessions = [["sessions", *rules, "unchanged, 12", "+10 %, 12"]]
@@ -123,7 +108,7 @@ def summary(content: Mapping[str, Any]) -> str:
                 _percent(last["0.1"]),
             ]
         )
-    return "\n\n".join(map(_table, (lines, details, sessions))) + "\n"
+    return "\n\n".join(map(_table, (lines, sessions))) + "\n"
 
 
 def _name(cell: Mapping[str, Any]) -> str:
