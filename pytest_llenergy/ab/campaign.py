@@ -17,7 +17,7 @@ from pytest_llenergy.ab.sides import Prepared, check_imports, list_own_modules
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.compare.gate import list_over_budget, note_unchecked_marks
+from pytest_llenergy.compare.gate import note_unchecked_marks
 from pytest_llenergy.compare.metrics import direction_of
 from pytest_llenergy.compare.pairing import pair_by_parameters
 from pytest_llenergy.compare.rule import Rule
@@ -266,8 +266,6 @@ class Campaign:
                     notes.append(f"{side}: {len(reasons)} rounds of {record.id} are excluded: {reasons[0]}")
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
         notes += note_unchecked_marks(marked, self._criteria)
-        for record in list_over_budget(base, head):
-            notes.append(f"head: {record.id} is over its budget only on head ({record.reason})")
         if self._plan.sides["head"].measured is not None:
             notes += filter(None, [describe_startup(base.records[0], head.records[0])])
         return notes

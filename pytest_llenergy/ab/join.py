@@ -31,11 +31,6 @@ class SessionRecord:
         record = self.record
         return record.counts or (record.status == "invalid" and bool(record.rounds) and not record.is_spoiled)
 
-    @property
-    def over_budget(self) -> bool:
-        """Whether the test exceeded its budget. Only the reason shows that pytest expected it to fail."""
-        return self.record.failed_gate and not (self.record.reason or "").startswith("xfail")
-
 
 class SideSessions:
     """The measurements of one side so far, in session order; ``parts`` has the sessions of each test."""
@@ -77,10 +72,7 @@ class SideSessions:
             complete=True,
             exit_status=max(statuses, default=None),
         )
-        # A tight budget is exceeded now and then by either side. The change is to blame only if the baseline
-        # never exceeds it and the head mostly does.
-        share = 0.0 if self.side == "base" else 0.5
-        records = [_join_record(parts, share) for parts in self.parts.values()]
+        records = [_join_record(parts) for parts in self.parts.values()]
         return msgspec.structs.replace(first, run=run, records=records, baseline=None)
 
 
@@ -89,8 +81,8 @@ def choose_anchor(parts: Sequence[SessionRecord]) -> SessionRecord:
     return next((part for part in parts if part.usable), parts[0])
 
 
-def _join_record(parts: Sequence[SessionRecord], share: float) -> Record:
-    """Join the sessions of one test; it is over budget if more than ``share`` of its sessions were."""
+def _join_record(parts: Sequence[SessionRecord]) -> Record:
+    """Join the sessions of one test. Budgets do not count: the verdict says whether more is used."""
     anchor = choose_anchor(parts)
     rounds = [round_ for part in parts for round_ in _mark_rounds(part, anchor)]
     spoiled = next((part for part in parts if not part.usable), None)
@@ -111,7 +103,7 @@ def _join_record(parts: Sequence[SessionRecord], share: float) -> Record:
         )
     first = parts[0].record
     if not rounds:
-        return msgspec.structs.replace(first, failed_gate=parts[0].over_budget)
+        return msgspec.structs.replace(first, failed_gate=False)
     metrics = compute_metrics(rounds, None, min((meter.coverage for meter in first.meters), default=1.0))
     energy = metrics["energy_j"]
     # They belong to no round; those of any session will do.
@@ -119,20 +111,18 @@ def _join_record(parts: Sequence[SessionRecord], share: float) -> Record:
     if "flops" in metrics:
         metrics["energy_per_flop_j"] = energy_per_flop(energy, metrics["flops"])
     added, custom = join_custom([part.record for part in parts])
-    over = [part for part in parts if part.over_budget]
-    broken = energy.value is not None and len(over) > share * len(parts)
     return msgspec.structs.replace(
         first,
         attempt=1,
-        status="failed" if broken else "invalid" if energy.value is None else "measured",
-        reason=f"{len(over)} of {len(parts)} sessions: {over[0].record.reason}" if broken else energy.reason,
+        status="invalid" if energy.value is None else "measured",
+        reason=energy.reason,
         # Those of one session would be taken for all.
         times=None,
         rounds=rounds,
         metrics=metrics | added,
         custom=custom,
         comparisons=[],
-        failed_gate=broken,
+        failed_gate=False,
         flags=_join_flags(parts),
     )
 

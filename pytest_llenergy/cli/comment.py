@@ -128,7 +128,7 @@ def _render_file(name: str, job: str, ci: CiRun) -> str:
     if isinstance(found, ComparedReports):
         return render_comment(found, _context(ci, job))
     result = ComparisonResult.from_paired(found)
-    context = replace(_context(ci, job), pairs=result.pairs, over_budget=result.over_budget)
+    context = replace(_context(ci, job), pairs=result.pairs)
     return render_comment(result.compared, context)
 
 

@@ -53,15 +53,6 @@ class ComparisonResult:
         """Return the comparison in a file of ``llenergy ab``."""
         return cls(paired.compared, (paired.base, paired.head), paired.pairs)
 
-    @property
-    def over_budget(self) -> tuple[str, ...]:
-        """Ids of the tests that exceed their budget on the head only."""
-        from pytest_llenergy.compare.gate import OVER_BUDGET, list_over_budget
-
-        over = list_over_budget(*self.reports)
-        # A single run fails by its baseline too.
-        return tuple(each.id for each in over if self.pairs or OVER_BUDGET in (each.reason or ""))
-
 
 def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
     """Render a comparison without the last line break.
@@ -96,13 +87,13 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
         from pytest_llenergy.report.pr_comment import CommentContext, render_comment
 
         run = find_run(os.environ)
-        context = CommentContext(result.pairs, result.over_budget, run.url, run.artifacts_url)
+        context = CommentContext(result.pairs, run.url, run.artifacts_url)
         return render_comment(compared, context)
     if form == "github":
         from pytest_llenergy.report.ci import append_comparison_summary, render_workflow_commands
         from pytest_llenergy.report.pr_comment import CommentContext
 
-        append_comparison_summary(compared, CommentContext(result.pairs, result.over_budget))
+        append_comparison_summary(compared, CommentContext(result.pairs))
         return render_workflow_commands(compared)
     if form == "junit":
         from pytest_llenergy.report.ci import render_junit
@@ -186,7 +177,7 @@ def print_comparison(
     import shutil
 
     from pytest_llenergy.cli.console import print_data, wants_color, write_output
-    from pytest_llenergy.compare.gate import REGRESSED, exit_code, list_void_gates, suggest_remedy
+    from pytest_llenergy.compare.gate import exit_code, list_void_gates, suggest_remedy
     from pytest_llenergy.record.text import count_tests
 
     width = shutil.get_terminal_size().columns
@@ -220,10 +211,6 @@ def print_comparison(
         print_message(command, f"warning: {line}")
     elif new and all(each.verdict in ("new", "no value") for each in comparisons):
         print_message(command, f"no baseline: {count_tests(len(new), 'new ')}")
-    if result.over_budget:
-        names = ", ".join(result.over_budget)
-        print_message(command, f"over budget on the head: {names}")
-        return REGRESSED
     return exit_code(compared)
 
 

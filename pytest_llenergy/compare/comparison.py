@@ -61,7 +61,7 @@ from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.round_metric import is_energy_unit
 from pytest_llenergy.record.round_statistics import RoundValue
 from pytest_llenergy.record.scoring import PER_JOULE
-from pytest_llenergy.record.text import count_tests
+from pytest_llenergy.record.text import count_tests, shorten
 
 #: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
 #: reads them, otherwise the third.
@@ -178,6 +178,8 @@ def compare_reports(
     reruns = len({record.id for record in head.records if record.attempt > 1})
     if reruns:
         notes.append(f"{origins[1]}: {count_tests(reruns)} ran again; the last attempts are compared")
+    if failed := [name for name, record in after.items() if record.failed_gate]:
+        notes.append(f"failed by its gate in its own run: {shorten(', '.join(failed), 300)}")
     floor = max((each.rule.floor for each in criteria), default=0.0)
     if floor > DEFAULT_RULE.threshold:
         notes.append(f"changes up to {floor * 100:.3g}% do not count")

@@ -28,7 +28,6 @@ from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.metrics import ROUND_METRICS
 from pytest_llenergy.record.quantity import format_number, format_pair, scale_of, shown_unit
 from pytest_llenergy.record.record import Metric, Record
-from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.text import count_tests, did_you_mean
 
 #: A plain decimal number without a sign: ``3``, ``2.5``, ``.5``, ``1e-3``.
@@ -36,9 +35,6 @@ NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
 #: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
-
-#: Part of the reason of a test that exceeds its budget.
-OVER_BUDGET = "over the budget of"
 
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
@@ -175,7 +171,8 @@ class Budget:
         )
         # Times and counts are measured even if the joules are estimated.
         kind = " (estimated)" if estimated and ("J" in metric.unit or metric.unit == "W") else ""
-        return f"energy_gate: {self.metric} is {value} {prefix}{metric.unit}{kind}, {OVER_BUDGET} {self.text}"
+        shown = f"{value} {prefix}{metric.unit}{kind}"
+        return f"energy_gate: {self.metric} is {shown}, over the budget of {self.text}"
 
 
 def parse_budget(metric: str | None, text: str) -> Budget:
@@ -381,9 +378,3 @@ def exit_code(compared: ComparedReports) -> int:
     if verdicts & {"inconclusive", "removed"} and compared.inconclusive == "fail":
         return INCONCLUSIVE
     return PASSED
-
-
-def list_over_budget(base: Report, head: Report) -> list[Record]:
-    """Return the tests that exceed their budget on the head but not on the baseline."""
-    before = {record.id for record in base.records if record.failed_gate}
-    return [record for record in head.records if record.failed_gate and record.id not in before]

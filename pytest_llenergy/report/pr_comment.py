@@ -70,12 +70,11 @@ SIGNS: dict[Verdict, str] = dict(zip(VERDICTS, "🔴⛔⛔🟠🟡🟢🆕➖⚪
 class CommentContext:
     """What a comment says besides the comparison.
 
-    ``pairs`` are the stages of a run that measured both sides alternately, such as ``6+6``, and
-    ``over_budget`` the tests that exceed their budget on the head only. ``job`` names one of several jobs.
+    ``pairs`` are the stages of a run that measured both sides alternately, such as ``6+6``; ``job`` names one
+    of several jobs.
     """
 
     pairs: str | None = None
-    over_budget: tuple[str, ...] = ()
     run_url: str = ""
     report_url: str = ""
     job: str = ""
@@ -112,7 +111,7 @@ def render_title(compared: ComparedReports, context: CommentContext) -> str:
     gated = [each for each in found if each.gated]
     unmeasured = {each.id for each in found if each.base_status is not None}
     tests = len({each.id for each in found})
-    fails = exit_code(compared) != PASSED or bool(context.over_budget)
+    fails = exit_code(compared) != PASSED
     warns = unmeasured or any(each.verdict in warning_verdicts(compared) for each in gated)
     state = "fail" if fails else "warning" if warns else "pass" if gated else "no gate"
     counted = failing_verdicts(compared) if fails else NOT_PASSED
@@ -123,8 +122,6 @@ def render_title(compared: ComparedReports, context: CommentContext) -> str:
     if unsure and compared.inconclusive != "pass":
         in_turn = context.pairs is not None
         reasons.append(suggest_remedy(unsure, "more pairs" if in_turn else "more rounds", in_turn=in_turn))
-    if context.over_budget:
-        reasons.append(f"{len(context.over_budget)} over budget")
     if unmeasured:
         reasons.append(f"{count_tests(len(unmeasured))} failed or skipped in the baseline")
     with_metric = [each for each in found if each.verdict != "no value"]
@@ -203,8 +200,6 @@ def _head(compared: ComparedReports, context: CommentContext) -> str:
     about += filter(None, [describe_noise(compared.comparisons)])
     lines = [context.marker, render_title(compared, context), f"{count_verdicts(compared.comparisons)}  "]
     lines += filter(None, [" · ".join(about), f"\n{_links(context)}" if _links(context) else ""])
-    over = ", ".join(f"<code>{escape_markdown(each)}</code>" for each in context.over_budget[:MAX_NOTES])
-    lines += [f"\n**over budget on the head:** {over}"] if over else []
     notes = [*list_void_gates(compared.comparisons), *compared.notes]
     lines += [f"\n**{escape_markdown(note, MAX_REASON_LENGTH)}**" for note in notes[:MAX_NOTES]]
     if len(notes) > MAX_NOTES:

@@ -75,24 +75,6 @@ def test_failure_in_any_session_is_a_failure() -> None:
     assert join(sessions_of(*side.reports[1:])).status == "failed"
 
 
-def test_a_budget_that_one_session_of_the_base_exceeds_is_close() -> None:
-    over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
-    record = join(sessions_of(one(9.0), one(9.0), over))
-    assert (record.failed_gate, record.counts) == (True, True)
-
-
-def test_a_budget_that_most_sessions_exceed_is_exceeded() -> None:
-    over = one(10.0, status="failed", reason="energy_gate: too much", failed_gate=True)
-    record = join(sessions_of(over, one(9.0), over, name="head"))
-    assert (record.status, record.failed_gate, record.counts) == ("failed", True, True)
-    assert (record.reason, len(record.rounds)) == ("2 of 3 sessions: energy_gate: too much", 3)
-
-
-def test_expected_budget_failure_does_not_count() -> None:
-    expected = one(10.0, status="failed", reason="xfail: known", failed_gate=True)
-    assert join(sessions_of(expected, expected)).status == "measured"
-
-
 def test_sessions_keep_all_causes_of_a_flag() -> None:
     lost = Flag(name="host", severity="invalid", detail="n2 was lost")
     unlike = Flag(name="host", severity="note", detail="n1 has another driver than n2")

@@ -79,7 +79,7 @@ def set_up(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     reports = {name: _report(day) for name, day in DAYS.items()}
     for name, report in reports.items():
         (path / name).write_bytes(encode_report(report))
-    (path / ".llenergy").mkdir()
+    (path / ".llenergy" / "ab").mkdir(parents=True)
     (path / ".llenergy" / "main.json").write_bytes(encode_report(reports["main.json"]))
     (path / ".llenergy" / "ab" / "ab.json").write_bytes(
         encode_paired_report(_paired(reports["base.json"], reports["head.json"]))
