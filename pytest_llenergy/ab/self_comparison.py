@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import median, pstdev
+from statistics import median
 from typing import Annotated
 
 import msgspec
@@ -59,17 +59,13 @@ class AlarmRate(StoredStruct, frozen=True):
 class RepeatedTest(StoredStruct, frozen=True):
     """One metric of one test over all comparisons.
 
-    ``spread`` is the standard deviation of the logarithms of the ratios around no change. ``noise`` is the
-    scatter of the rounds of a side, and ``detectable`` the smallest change found nine times in ten, both the
-    median of the comparisons.
+    ``detectable`` is the smallest change found nine times in ten, the median of the comparisons.
     """
 
     id: str
     metric: str
     verdicts: dict[str, int]
     ratios: list[float]
-    spread: float | None
-    noise: float | None
     detectable: float | None
 
 
@@ -91,8 +87,8 @@ class LearnedFloor(StoredStruct, frozen=True):
 class SelfComparison(StoredStruct, frozen=True):
     """The result of ``llenergy ab --aa``.
 
-    ``alarms`` are comparisons with at least one test called regressed, ``test_alarms`` single tests, which
-    are not independent of each other. If ``kept``, floors are used from now on.
+    ``alarms`` are comparisons with at least one test called regressed. If ``kept``, floors are used from now
+    on.
     """
 
     tool: Tool
@@ -101,7 +97,6 @@ class SelfComparison(StoredStruct, frozen=True):
     pairs: str
     comparisons: int
     alarms: AlarmRate
-    test_alarms: AlarmRate
     tests: list[RepeatedTest]
     floors: list[LearnedFloor]
     kept: bool = False
@@ -135,7 +130,7 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         for each in paired.compared.comparisons:
             by_test.setdefault((each.id, each.metric), []).append(each)
     decided = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
-    alarming = [sum(each.verdict == "regressed" for each in found) for found in decided]
+    alarming = [any(each.verdict == "regressed" for each in found) for found in decided]
     date = reports[-1].sessions[-1].started_at[:10]
     return SelfComparison(
         tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
@@ -143,8 +138,7 @@ def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
         code=code,
         pairs=reports[0].pairs,
         comparisons=len(reports),
-        alarms=_rate(sum(map(bool, alarming)), sum(map(bool, decided))),
-        test_alarms=_rate(sum(alarming), sum(map(len, decided))),
+        alarms=_rate(sum(alarming), sum(map(bool, decided))),
         tests=[_summarize_test(found) for found in by_test.values()],
         floors=estimate_floors(reports, date),
     )
@@ -160,25 +154,14 @@ def keep_floors(root: Path, result: SelfComparison) -> SelfComparison:
 
 
 def render_self_comparison(result: SelfComparison) -> str:
-    """Render the result as text: a table of the tests, then rates and floors."""
-    rows = [("test", "metric", "noise", "spread", "ratios", "detectable", "verdicts")]
-    rows += [
-        (
-            one_line(short_test_name(each.id)),
-            each.metric,
-            _percent(each.noise),
-            _percent(each.spread),
-            f"{min(each.ratios):.3f} … {max(each.ratios):.3f}" if each.ratios else "-",
-            _percent(each.detectable),
-            _list_verdicts(each.verdicts),
-        )
-        for each in result.tests
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines.append("noise: scatter within a side; spread: scatter of the ratios of whole comparisons;")
-    lines.append("detectable: smallest change found 9 times in 10")
-    lines.append(f"false alarms: {result.alarms} comparisons, {result.test_alarms} tests; limits of 95%")
+    """Render the result as text: a line for each test, then alarms and floors."""
+    lines = []
+    for each in result.tests:
+        shown = [_list_verdicts(each.verdicts)]
+        shown += [f"ratios {min(each.ratios):.3f} … {max(each.ratios):.3f}"] if each.ratios else []
+        shown += [f"finds {each.detectable:.1%}"] if each.detectable is not None else []
+        lines.append(f"{one_line(short_test_name(each.id))}, {each.metric}: {'; '.join(shown)}")
+    lines.append(f"false alarms: {result.alarms} comparisons; limits of 95%")
     for found in result.floors:
         large = f"; above {MAX_FLOOR:.0%}, too large to be kept" if found.floor > MAX_FLOOR else ""
         lines.append(
@@ -207,15 +190,13 @@ def _rate(hits: int, count: int) -> AlarmRate:
 
 
 def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
-    ratios = [each.ratio for each in found if each.rule_applied and each.ratio is not None]
+    detectable = [each.detectable for each in found if each.detectable is not None]
     return RepeatedTest(
         id=found[0].id,
         metric=found[0].metric,
         verdicts=_count_verdicts(found),
-        ratios=ratios,
-        spread=pstdev(map(math.log, ratios), 0.0) if ratios else None,
-        noise=_median([each.noise for each in found]),
-        detectable=_median([each.detectable for each in found]),
+        ratios=[each.ratio for each in found if each.rule_applied and each.ratio is not None],
+        detectable=median(detectable) if detectable else None,
     )
 
 
@@ -226,15 +207,6 @@ def _count_verdicts(found: Sequence[Comparison]) -> dict[str, int]:
 
 def _list_verdicts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
 
 
 def certain_change(comparison: Comparison) -> float | None:
