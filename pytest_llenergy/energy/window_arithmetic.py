@@ -29,7 +29,7 @@ from pytest_llenergy.energy.quiet_gaps import (
     share_fluctuation,
 )
 from pytest_llenergy.energy.running_average import averaged_energy
-from pytest_llenergy.energy.trace import Mark, Series
+from pytest_llenergy.energy.trace import JUMP, Mark, Series
 from pytest_llenergy.energy.uncertainty import (
     Variances,
     WindowEnergy,
@@ -231,7 +231,7 @@ def require_resolvable(energy: WindowEnergy, series: Series, start_ns: int, end_
         return WindowEnergy(None, reason=f"not resolvable: {duration_s * 1e3:.3g} ms window, {found}")
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
     if domain.highest_w and domain.coverage >= 1 and not series.smear_s and before and after:
-        all_j = min(after.energy_j - before.energy_j, domain.highest_w * duration_s)
+        all_j = min(after.energy_j - before.energy_j, JUMP * domain.highest_w * duration_s)
         if energy.u_j <= all_j / math.sqrt(12):
             return energy
         return WindowEnergy(all_j / 2, Variances(shape=all_j**2 / 12))
