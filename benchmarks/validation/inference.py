@@ -12,7 +12,6 @@ from pytest_llenergy.record.record import Metric, Record
 
 from .part import Notebook, main, need_board, need_cuda, scratch
 from .random_weights import write_model
-from .results import Line
 from .session import load_report, note_variables, pytest_command, run_command
 from .suite_plugin import MODELS_VARIABLE, UNTIL_VARIABLE
 
@@ -66,8 +65,6 @@ def body(notebook: Notebook) -> None:
             _report(notebook, name, starts[-1])
     if len(starts) > 1:
         _compare_starts(notebook, starts)
-    if starts:
-        _plot_power(notebook, starts[0])
 
 
 def _compare_starts(notebook: Notebook, starts: list[list[Record]]) -> None:
@@ -138,21 +135,6 @@ def _relative(metric: Metric | None) -> float | None:
     if metric is None or not metric.value or metric.uncertainty is None:
         return None
     return 100 * metric.uncertainty / metric.value
-
-
-def _plot_power(notebook: Notebook, records: list[Record]) -> None:
-    """Plot the power of one generation per model, in the largest batch that was measured."""
-    lines: dict[str, Line] = {}
-    for record in records:
-        if record.power_trace is None:
-            continue
-        label = f"{record.params.get('size')}, batch {record.params.get('batch')}"
-        for domain in record.power_trace.by_domain.values():
-            edges, power = domain.edges_s, domain.power_w
-            x, y = list(edges), [*power, power[-1]]
-            lines[label] = Line(label=label, x=x, y=y, style="steps")
-    if lines:
-        notebook.figure("Power of the median round", "s from its start", "W", list(lines.values()))
 
 
 if __name__ == "__main__":

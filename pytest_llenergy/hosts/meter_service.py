@@ -124,7 +124,6 @@ class MeterService:
             "spare_work": lambda on: self._set_mode(self._meters.at_work() if on else None),
             "longest_wait_s": lambda: self._meters.longest_wait_s(),
             "account": self._account,
-            "power_steps": self._power_steps,
             "close": self.close,
         }
 
@@ -184,11 +183,6 @@ class MeterService:
     def _account(self, moments: Any) -> Any:
         measured = msgspec.convert(moments, RoundMoments).as_round()
         return msgspec.to_builtins(self._meters.account(measured)())
-
-    def _power_steps(self, moments: Any) -> Any:
-        return msgspec.to_builtins(
-            self._meters.power_steps(msgspec.convert(moments, RoundMoments).as_round())
-        )
 
 
 class _Ended(NamedTuple):

@@ -22,7 +22,6 @@ from pytest_llenergy.hosts.meter_service import RoundMoments
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.record.power_trace import DomainPower
 from pytest_llenergy.record.record import DomainEnergy, Flag
 from pytest_llenergy.record.timeline import Timeline
 
@@ -136,11 +135,6 @@ class RemoteMeters(MeterClient):
             return found
         flag = Flag(name="host", severity="invalid", detail=f"{self._client.name} {fault}")
         return replace(found, flags=[*found.flags, flag])
-
-    def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
-        found = self._ask("power_steps", moments=self._moments(measured)) or {}
-        steps = msgspec.convert(found, dict[str, DomainPower])
-        return {self._prefix + name: each for name, each in steps.items()}
 
     def _ask(self, verb: str, **arguments: Any) -> Any:
         self._send(verb, **arguments)

@@ -21,7 +21,6 @@ from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
-from pytest_llenergy.measure.power_trace import median_round_index, power_trace
 from pytest_llenergy.measure.quality import (
     add_comparison_flags,
     drift_flags,
@@ -33,7 +32,6 @@ from pytest_llenergy.measure.request_energy import request_spans
 from pytest_llenergy.measure.round_plan import RoundPlan, forecast, is_finished, plan_for_meters
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
-    MeasuredRound,
     PhaseDither,
     Workload,
     required_gap_s,
@@ -44,7 +42,6 @@ from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
 from pytest_llenergy.record.goodput import mark_good_requests, whole_loads
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.metrics import compute_metrics, relative_uncertainty
-from pytest_llenergy.record.power_trace import PowerTrace
 from pytest_llenergy.record.record import Flag, MeterInfo, Metric, Procedure, Round, Times
 
 
@@ -66,7 +63,6 @@ class Experiment:
     load_average: float | None
     procedure: Procedure
     flags: list[Flag]
-    power_trace: PowerTrace | None = None
     times: Times | None = None
 
 
@@ -176,7 +172,6 @@ class _RoundSeries:
     _meters: list[MeterInfo] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._measured: list[MeasuredRound] = []
         self._clocks: list[dict[str, float]] = []
         self._start_s = real_time.monotonic()
         self._warmup_s = self._start_s - self.begin_s
@@ -215,7 +210,6 @@ class _RoundSeries:
                 self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
             raise measured.failure
         on_hosts = account_on_all(self.hosts, measured)
-        self._measured.append(measured)
         self._clocks.append({uuid: mhz for each in on_hosts for uuid, mhz in each.clocks_mhz.items()})
         self.rounds.append(
             mark_good_requests(account_round(measured, on_hosts, self.plan.requests), self.slo)
@@ -239,7 +233,6 @@ class _RoundSeries:
         self._meters = [info for host in hosts for info in host.infos()]
         finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))
         rounds = self._with_unfinished(finished)
-        middle = median_round_index(finished)
         # The median of a load and of a part of one would be neither.
         whole = whole_loads(finished)
         procedure = self._procedure(measuring_s, relative_uncertainty(whole, coverage, plan.rounds))
@@ -259,7 +252,6 @@ class _RoundSeries:
             load_average=max(loads, default=None),
             procedure=procedure,
             flags=flags,
-            power_trace=power_trace(self._measured[middle], hosts) if middle is not None else None,
             times=Times(
                 load_s=self.load_s,
                 warmup_s=self._warmup_s,

@@ -17,7 +17,6 @@ import msgspec
 from pytest_llenergy.energy.uncertainty import Power, WindowEnergy
 from pytest_llenergy.measure.request_energy import RequestShares
 from pytest_llenergy.record.base import EnergyKind
-from pytest_llenergy.record.power_trace import DomainPower
 from pytest_llenergy.record.record import DomainEnergy, Flag, MeterInfo
 
 if TYPE_CHECKING:
@@ -177,9 +176,6 @@ class HostMeters(Protocol):
 
     def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
         """Begin to compute the energies of the latest round. Returns a function that waits for them."""
-
-    def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
-        """Return the power over time in a round, of each domain that shows it."""
 
 
 def account_on_all(hosts: Sequence[HostMeters], measured: MeasuredRound) -> list[HostRound]:

@@ -24,10 +24,8 @@ from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.boards import BoardWatch
 from pytest_llenergy.measure.domain_rounds import account_domains
 from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, HostRound, TickReference
-from pytest_llenergy.measure.power_trace import power_steps
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_reference
 from pytest_llenergy.measure.warmup import block_power, required_round_s
-from pytest_llenergy.record.power_trace import DomainPower
 from pytest_llenergy.record.record import MeterInfo
 
 
@@ -163,9 +161,6 @@ class LocalMeters:
             after=self._after,
             unleased=self._watch.find_others(process_tree(*servers)) if servers else (),
         )
-
-    def power_steps(self, measured: MeasuredRound) -> dict[str, DomainPower]:
-        return power_steps(measured, self.trace)
 
 
 def domain_facts(series: Series) -> DomainFacts:

@@ -113,7 +113,6 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         times=experiment.times if experiment else None,
         meters=meters,
         rounds=experiment.rounds if experiment else [],
-        power_trace=experiment.power_trace if experiment else None,
         windows=windows,
         metrics={**(experiment.metrics if experiment else {}), **draft.metrics},
         custom={name: each for name, (_, each) in draft.custom.items()},

@@ -16,7 +16,6 @@ from pytest_llenergy.record.base import Count, Direction, EnergyKind, Number, Pr
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.environment import Board
 from pytest_llenergy.record.load_curve import LoadCurve, MaxLoad
-from pytest_llenergy.record.power_trace import PowerTrace
 from pytest_llenergy.record.quantity import format_energy, format_quantity
 from pytest_llenergy.record.served import RequestEnergies, ServedRequests
 
@@ -477,7 +476,6 @@ class Record(StoredStruct, frozen=True):
     times: Times | None = None
     meters: list[MeterInfo] = []
     rounds: list[Round] = []
-    power_trace: PowerTrace | None = None
     windows: list[WindowRecord] = []
     metrics: dict[str, Metric] = {}
     custom: dict[str, CustomMetric] = {}

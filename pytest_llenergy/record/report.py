@@ -193,7 +193,6 @@ class _LeanRecord(Record, frozen=True):
     rounds: list[_LeanRound] = []  # type: ignore[assignment]
     windows: list[_LeanWindow] = []  # type: ignore[assignment]
     metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
-    power_trace: _Unread | None = None  # type: ignore[assignment]
     comparisons: list[_LeanComparison] = []  # type: ignore[assignment]
 
 

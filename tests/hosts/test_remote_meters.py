@@ -190,8 +190,6 @@ def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvm
         assert round_.terms is not None
         assert 0 < round_.terms.clock_j < 0.1
     assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
-    assert found.power_trace is not None
-    assert list(found.power_trace.by_domain) == [FIRST, SECOND]
     assert found.load_average is not None
 
 

@@ -150,7 +150,7 @@ def test_third_round(energy, unread):
     energy(work)
 
 def test_all_rounds(energy, monkeypatch):
-    monkeypatch.setattr("pytest_llenergy.measure.experiment.power_trace", fail)
+    monkeypatch.setattr("pytest_llenergy.measure.experiment.compute_metrics", fail)
     energy(work)
 """
 

@@ -40,7 +40,6 @@ VOLATILE = {
     "start_s",
     "lease_wait_s",
     "procedure",
-    "power_trace",
     "times",
 }
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pytest_llenergy.record.environment import Board, Environment, Host, environment_key
-from pytest_llenergy.record.power_trace import DomainPower, PhaseSpan, PowerTrace
 from pytest_llenergy.record.record import (
     BackendInfo,
     DomainEnergy,
@@ -95,16 +94,6 @@ RECORD = Record(
         )
     ],
     rounds=[ROUND],
-    power_trace=PowerTrace(
-        start_s=100.5,
-        duration_s=2.0,
-        by_domain={
-            "gpu:GPU-a": DomainPower(
-                kind="measured", edges_s=[-0.25, 0.0, 1.0, 2.0, 2.25], power_w=[3.0, 7.5, 5.0, 3.0]
-            )
-        },
-        spans=[PhaseSpan(name="prefill", start_s=0.0, end_s=0.01)],
-    ),
     windows=[
         WindowRecord(
             name="load",
