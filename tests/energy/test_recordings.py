@@ -11,7 +11,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "plugin" / "silicon"))
 
-from recordings import COUNTER, FOLDER, PRESENT, USAGE, WHERE, load_recordings
+from counter_run import stretches_of
+from recordings import COUNTER, FOLDER, PRESENT, USAGE, WHERE, load_counters, load_recordings
 from silicon_run import Row, cases_of
 
 pytestmark = pytest.mark.skipif(not os.environ.get(FOLDER), reason=WHERE)
@@ -60,3 +61,18 @@ def test_a_load_in_step_with_the_tick() -> None:
 )
 def test_a_loop_under_a_part_time_sensor() -> None:
     assert row("a100", USAGE, "loops", (0.3, 1.0)).within >= 0.95
+
+
+def test_rounds_of_a_board_with_a_counter_agree_with_ticks_far_from_them() -> None:
+    """It draws more than its power limit when work begins, which is no fault."""
+    found = [each for of in load_counters() for each in stretches_of(of)]
+    if not found:
+        pytest.skip(f"{os.environ[FOLDER]} has no recording of a board's own counter")
+    for each in found:
+        energy_j, u_j = each.as_round.energy_j, each.as_round.energy_u_j
+        assert energy_j is not None
+        assert u_j is not None
+        # Distant ticks are known to 1 J.
+        away_j = max(each.far_j[0] - energy_j, energy_j - each.far_j[1], 0.0)
+        assert away_j <= 2 * (u_j**2 + 1.0) ** 0.5
+        assert u_j < 0.03 * energy_j

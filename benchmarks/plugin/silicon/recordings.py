@@ -95,14 +95,24 @@ class Recording:
 
 
 def load_recordings(folder: Path | None = None) -> list[Recording]:
-    """Return all recordings of a folder, by default of the one that the environment names.
+    """Return all recordings beside a meter in a folder, by default in the one that the environment names.
 
     Raises:
         LookupError: The environment names none; says where the data are.
     """
+    return [_load(path) for path in _files(folder) if "meter_s" in np.load(path)]
+
+
+def load_counters(folder: Path | None = None) -> list[CounterRecording]:
+    """Return all recordings of a board's own counter, without a meter. Raises as ``load_recordings``."""
+    found = [(path, np.load(path)) for path in _files(folder)]
+    return [CounterRecording(path.stem, dict(raw)) for path, raw in found if "counter_s" in raw]
+
+
+def _files(folder: Path | None) -> list[Path]:
     if folder is None and not os.environ.get(FOLDER):
         raise LookupError(WHERE)
-    return [_load(path) for path in sorted((folder or Path(os.environ[FOLDER])).glob("*.npz"))]
+    return sorted((folder or Path(os.environ[FOLDER])).glob("*.npz"))
 
 
 def _load(path: Path) -> Recording:
@@ -172,6 +182,50 @@ class Board:
 
 def _last(moments: Any, moment: float) -> int:
     return max(0, int(np.searchsorted(moments, moment, side="right")) - 1)
+
+
+@dataclass(frozen=True)
+class CounterRecording:
+    """What a board's own counter and power readings showed, and when work began and ended (seconds)."""
+
+    name: str
+    raw: dict[str, Any]
+
+    @property
+    def recording(self) -> Any:
+        """The product and its power limit."""
+        return SimpleNamespace(product=str(self.raw["name"]), limit_w=float(self.raw.get("limit_w", 700.0)))
+
+    def counter_j(self, moment: float) -> float:
+        """Return a reading of the counter."""
+        return float(self.raw["counter_j"][_last(self.raw["counter_s"], moment)])
+
+    def watts(self, moment: float, *, averaged: bool) -> float:
+        """Return a reading of present power, or of ``nvmlDeviceGetPowerUsage``."""
+        which = "usage" if averaged else "instant"
+        return float(self.raw[f"{which}_w"][_last(self.raw[f"{which}_s"], moment)])
+
+    def work(self, gap_s: float) -> list[tuple[float, float]]:
+        """Return stretches of work with quiet gaps of ``gap_s`` around them, after the check of the board."""
+        loads, found = self.raw["load_s"], list[list[float]]()
+        for start_s, end_s in loads:
+            if found and start_s - found[-1][1] < 2 * gap_s:
+                found[-1][1] = end_s
+            else:
+                found.append([start_s, end_s])
+        inside = self.raw["counter_s"][0] + 5.0, self.raw["counter_s"][-1] - 2.0
+        return [(a, b) for a, b in found if inside[0] < a and b < inside[1]]
+
+    def far_j(self, start_s: float, end_s: float, away_s: float) -> float:
+        """Return the energy of a stretch from ticks far from it, with the power beyond them."""
+        moments, joules = self.raw["counter_s"], self.raw["counter_j"]
+        first, last = _last(moments, start_s), int(np.searchsorted(moments, end_s + away_s))
+        before_w, after_w = (
+            (joules[b] - joules[a]) / (moments[b] - moments[a])
+            for a, b in ((_last(moments, start_s - 1.0), first), (last, _last(moments, end_s + away_s + 0.6)))
+        )
+        outside_j = before_w * (start_s - moments[first]) + after_w * (moments[last] - end_s)
+        return float(joules[last] - joules[first] - outside_j)
 
 
 def replayed(of: Recording) -> Board:
@@ -257,7 +311,7 @@ def _refreshed_rarely(moments: Any, means: Any, idle_w: float) -> tuple[Any, Any
 class ReplaySession:
     """An NVML session on one board, whose time is that of a simulated machine."""
 
-    def __init__(self, board: Board, machine: Machine, way: str) -> None:
+    def __init__(self, board: Board | CounterRecording, machine: Machine, way: str) -> None:
         self.board, self._machine, self._way = board, machine, way
         of = board.recording
         self.handle = BoardHandle("GPU-replayed", of.product, 0, "GPU-replayed", 0)
@@ -295,7 +349,7 @@ class ReplaySession:
 
 
 def replay(
-    board: Board,
+    board: Board | CounterRecording,
     way: str,
     rng: Random,
     work: Sequence[tuple[float, float]],
