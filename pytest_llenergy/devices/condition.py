@@ -29,7 +29,6 @@ class Condition:
     """
 
     temperature_c: float | None = None
-    sm_clock_mhz: int | None = None
     throttled_s: Mapping[str, float] = field(default_factory=dict)
     processes: tuple[BoardProcess, ...] | None = None
 
@@ -80,9 +79,6 @@ class ConditionReader:
         return Condition(
             temperature_c=read_or_none(
                 nvml, lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-            ),
-            sm_clock_mhz=read_or_none(
-                nvml, lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
             ),
             throttled_s={
                 reason: nanoseconds / 1e9

@@ -192,7 +192,6 @@ class RemoteMeters(MeterClient):
             domains=[self._name_host_of(domain) for domain in found.domains],
             reasons=list(self.reasons),
             flags=self._name_flags(found.flags),
-            clocks_mhz={self._prefix + uuid: mhz for uuid, mhz in found.clocks_mhz.items()},
         )
 
     def _name_host_of(self, domain: DomainRound) -> DomainRound:

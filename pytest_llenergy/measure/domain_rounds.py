@@ -16,7 +16,7 @@ from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, Win
 from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_energies, phase_spans, solved_together
-from pytest_llenergy.measure.quality import clocks_mhz, host_flags
+from pytest_llenergy.measure.quality import host_flags
 from pytest_llenergy.measure.request_energy import share_among_requests
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
 from pytest_llenergy.record.record import Flag
@@ -69,7 +69,6 @@ def account_domains(
         other_cpu_s=measured.other_cpu_s,
         stolen_cpu_s=measured.stolen_cpu_s,
         temperature_start_c=measured.temperature_start_c,
-        clocks_mhz=clocks_mhz(measured),
         tick_s=(leader.period_s or 0.0) if leader is not None else 0.0,
         phase=tick_phase(trace, timeline.start_ns),
     )

@@ -22,7 +22,6 @@ from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.quality import (
-    add_comparison_flags,
     drift_flags,
     unfinished_flag,
     widen_by_scatter,
@@ -172,7 +171,6 @@ class _RoundSeries:
     _meters: list[MeterInfo] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
-        self._clocks: list[dict[str, float]] = []
         self._start_s = real_time.monotonic()
         self._warmup_s = self._start_s - self.begin_s
         self._forecast = forecast(
@@ -210,7 +208,6 @@ class _RoundSeries:
                 self.unfinished = msgspec.structs.replace(found, flags=[flag, *found.flags])
             raise measured.failure
         on_hosts = account_on_all(self.hosts, measured)
-        self._clocks.append({uuid: mhz for each in on_hosts for uuid, mhz in each.clocks_mhz.items()})
         self.rounds.append(
             mark_good_requests(account_round(measured, on_hosts, self.plan.requests), self.slo)
         )
@@ -231,7 +228,7 @@ class _RoundSeries:
         measuring_s = real_time.monotonic() - self._start_s
         plan, hosts, coverage = self.plan, self.hosts, self.coverage
         self._meters = [info for host in hosts for info in host.infos()]
-        finished = widen_by_scatter(add_comparison_flags(self.rounds, self._clocks), _domains(hosts))
+        finished = widen_by_scatter(self.rounds, _domains(hosts))
         rounds = self._with_unfinished(finished)
         # The median of a load and of a part of one would be neither.
         whole = whole_loads(finished)

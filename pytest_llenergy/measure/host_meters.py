@@ -89,7 +89,6 @@ class HostRound:
         other_cpu_s: CPU time of other processes.
         stolen_cpu_s: CPU time that the hypervisor gave to other guests.
         temperature_start_c: Temperature of the hottest board at the start.
-        clocks_mhz: Clock of each board right after the work, by UUID.
         tick_s: Period of the slowest counter that ticks; 0 without one.
         phase: Where in a tick of that counter the round started, from 0 to 1.
     """
@@ -101,7 +100,6 @@ class HostRound:
     other_cpu_s: float = 0.0
     stolen_cpu_s: float = 0.0
     temperature_start_c: float | None = None
-    clocks_mhz: dict[str, float] = field(default_factory=dict)
     tick_s: float = 0.0
     phase: float | None = None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
 import msgspec
 
@@ -33,12 +33,6 @@ BELOW_ZERO = 3.0
 
 #: A round is throttled if a board is held back for more than this share of it.
 THROTTLED = 0.01
-
-#: Temperature at the start of a round may differ from that of the first round by this much (K).
-TEMPERATURE_C = 5.0
-
-#: Clock of a round may differ from the median of the rounds by this share.
-CLOCK = 0.03
 
 #: A change over the rounds is a drift if it is at least this large and its t value this high.
 DRIFT, DRIFT_T = 0.02, 4.0
@@ -66,26 +60,6 @@ def use_flags(measured: MeasuredRound) -> list[Flag]:
     """Return the flags of a round that others raise who use the CPU or the boards, and of its boards."""
     duration_s = measured.timeline.duration_s
     return _cpu_flags(measured, duration_s) + _board_flags(measured, duration_s)
-
-
-def add_comparison_flags(rounds: Sequence[Round], clocks: Sequence[Mapping[str, float]]) -> list[Round]:
-    """Add the flags that follow from comparison with other rounds: temperature and clock.
-
-    Args:
-        rounds: All rounds of a test.
-        clocks: Clocks of the boards after each round (MHz), by UUID.
-    """
-    return [
-        msgspec.structs.replace(
-            round_,
-            flags=[
-                *round_.flags,
-                *_temperature_flags(round_, rounds[0]),
-                *_clock_flags(clocks[index], clocks),
-            ],
-        )
-        for index, round_ in enumerate(rounds)
-    ]
 
 
 def widen_by_scatter(rounds: Sequence[Round], domains: Sequence[DomainFacts]) -> list[Round]:
@@ -259,29 +233,3 @@ def _foreign_flags(
         return []
     detail = f"{uuid}: other processes are unknown: {unknown}"
     return [Flag(name="gpu-processes", severity="warning", detail=detail)]
-
-
-def _temperature_flags(round_: Round, first: Round) -> list[Flag]:
-    now_c, then_c = round_.temperature_start_c, first.temperature_start_c
-    if now_c is None or then_c is None or abs(now_c - then_c) <= TEMPERATURE_C:
-        return []
-    detail = f"started at {now_c:.0f} °C, the first round at {then_c:.0f} °C"
-    return [Flag(name="uneven-rounds", severity="warning", detail=detail)]
-
-
-def clocks_mhz(measured: MeasuredRound) -> dict[str, float]:
-    """Return the clock of each board right after a round (MHz), by UUID."""
-    conditions = (measured.after or {}).items()
-    return {uuid: each.sm_clock_mhz for uuid, each in conditions if each.sm_clock_mhz is not None}
-
-
-def _clock_flags(clocks: Mapping[str, float], all_rounds: Sequence[Mapping[str, float]]) -> list[Flag]:
-    # One for each host, whose name and a slash come before a UUID.
-    flags: dict[str, Flag] = {}
-    for uuid, mhz in clocks.items():
-        usual_mhz = median(each[uuid] for each in all_rounds if uuid in each)
-        if abs(mhz - usual_mhz) > CLOCK * usual_mhz:
-            detail = f"{uuid} ran at {mhz:.0f} MHz after the work, the median round at {usual_mhz:.0f} MHz"
-            flag = Flag(name="uneven-rounds", severity="warning", detail=detail)
-            flags.setdefault(uuid.rpartition("/")[0], flag)
-    return list(flags.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
 from pytest_llenergy.measure import quality
 from pytest_llenergy.measure.quality import (
-    add_comparison_flags,
-    clocks_mhz,
     drift_flags,
     energy_flags,
     host_flags,
@@ -216,37 +213,8 @@ def trust_every_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pytest_llenergy.devices.processes.FIRST_PID_NAMESPACE", inode)
 
 
-def rounds(*conditions: Mapping[str, Condition]) -> tuple[list[Round], list[dict[str, float]]]:
-    marked = [measured_round(WORK, before=each, after=each) for each in conditions]
-    return [account_here(each, [ticking()]) for each in marked], [clocks_mhz(each) for each in marked]
-
-
-class TestComparedWithOtherRounds:
-    @staticmethod
-    def named(conditions: list[Condition], name: str) -> list[list[str]]:
-        found = add_comparison_flags(*rounds(*({BOARD: each} for each in conditions)))
-        return [[flag.detail for flag in round_.flags if flag.name == name] for round_ in found]
-
-    def test_a_temperature_above_that_of_the_first_round_is_flagged(self) -> None:
-        heating = [Condition(temperature_c=celsius) for celsius in (50.0, 55.0, 56.0)]
-        assert self.named(heating, "uneven-rounds") == [
-            [],
-            [],
-            ["started at 56 °C, the first round at 50 °C"],
-        ]
-
-    def test_a_clock_below_the_median_round_is_flagged(self) -> None:
-        clocks = [Condition(sm_clock_mhz=mhz) for mhz in (1980, 1980, 1935, 1755)]
-        assert self.named(clocks, "uneven-rounds") == [
-            [],
-            [],
-            [],
-            ["GPU-a ran at 1755 MHz after the work, the median round at 1958 MHz"],
-        ]
-
-
 def test_a_steady_rise_is_flagged_as_drift_and_scatter_is_not() -> None:
-    (base,), _ = rounds({})
+    base = account_here(measured_round(WORK), [ticking()])
     energies: dict[str, list[float]] = {
         "rising": [100, 101, 102.1, 103, 104.2],
         "scattered": [100, 104, 99, 103, 101],
