@@ -36,12 +36,11 @@ def discover_backends() -> tuple[dict[str, BackendSpec], tuple[BrokenEntryPoint,
     return {spec.name: spec for spec in specs}, others.broken
 
 
-def load_backends(extra: Sequence[BackendSpec] = ()) -> dict[str, BackendSpec]:
-    """Return all backends by name in a fixed order: built-in, entry points, then ``extra``."""
+def load_backends() -> dict[str, BackendSpec]:
+    """Return the installed backends by name in a fixed order: built-in, then entry points."""
     specs, broken = discover_backends()
     if broken:
         raise BackendError("; ".join(each.reason for each in broken))
-    specs.update((spec.name, spec) for spec in extra)
     return specs
 
 

@@ -69,13 +69,17 @@ class RunState:
     def backends(self) -> dict[str, BackendSpec]:
         """Every backend by name. Calls the hook each time, since pytest may have loaded a nested conftest."""
         settings = self.settings
-        known = load_backends(
-            call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
-        )
+        hooked = call_spec_hook(self._config, "pytest_llenergy_backends", BackendSpec, BackendError)
+        known = self._installed_backends | {spec.name: spec for spec in hooked}
         if known[server.SPEC.name] is server.SPEC:
             known |= server.specs_of_run(dict(settings.server), settings.timeout, settings.server_key_env)
         pythons = {name: str(path) for name, path in settings.python}
         return {name: replace(spec, python=pythons.get(name, spec.python)) for name, spec in known.items()}
+
+    @cached_property
+    def _installed_backends(self) -> dict[str, BackendSpec]:
+        """Backends of this and other installed packages, for which every installed package is searched."""
+        return load_backends()
 
     @property
     def selected_backends(self) -> list[BackendSpec]:
