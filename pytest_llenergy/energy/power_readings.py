@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -32,10 +31,8 @@ LEEWAY = 1.1
 #: time: two refreshes may come in the time of one.
 FASTER, SHORTEST_SHARE = 2.5, 0.1
 
-#: A reading is an average if a step of power becomes a ramp as long as the averaging time, to these shares of
-#: it: at least so many changes in a row, above this share of the highest power, that are alike to this share.
-#: Power itself may rise as evenly, but hardly for as long.
-ALIKE, LIKENESS, LEAST_CHANGE, RAMP = 5, 0.4, 0.02, (0.8, 1.25)
+#: Changes in a row, each at a refresh, that show that a reading moves at every refresh.
+MOVES = 5
 
 #: A reading that stood still was out of date by its difference to the next one if that is below this share.
 #: Otherwise, and until the next one comes, power may be as low as ever: after work, or before it wakes the
@@ -55,8 +52,8 @@ class PowerWatch:
     """What power readings show about themselves by how they move.
 
     A running average over s cannot change by more than the highest power times T/s in a time T. A reading
-    that does is plain, whatever was thought before; one that answers a step of power with a ramp is an
-    average. Some boards refresh their reading rarely while idle: one that stands still may be out of date.
+    that does is plain, whatever was thought before. Some boards refresh their reading rarely while idle: one
+    that stands still may be out of date.
 
     Args:
         smear_s: Time over which the reading may average, 0 if it is plain (seconds).
@@ -64,7 +61,7 @@ class PowerWatch:
         refresh_s: Usual time between two refreshes (seconds).
 
     Attributes:
-        averages: Whether the reading is an average; ``None`` until it has shown that.
+        averages: False if the reading is no average; ``None`` if it may be one.
     """
 
     def __init__(self, smear_s: float, highest_w: float | None, refresh_s: float) -> None:
@@ -75,7 +72,6 @@ class PowerWatch:
         self._watts: float | None = None
         self._lowest_w = math.inf
         self._step_w = 0.0
-        self._ramp: deque[tuple[float, float]] = deque(maxlen=256)
         self._regular = 0
         self._moves = False
 
@@ -83,14 +79,12 @@ class PowerWatch:
         """Add a reading made at a monotonic time (seconds)."""
         self._read_s, self._lowest_w = time_s, min(watts, self._lowest_w)
         if watts == self._watts:
-            if self._ramp and time_s - self._changed_s > 1.5 * self._refresh_s:
-                self._end_ramp()
             return
         if self._watts is not None:
             elapsed_s, step_w = time_s - self._changed_s, watts - self._watts
             stood_s = elapsed_s - self._refresh_s
             self._regular += 1
-            self._moves |= self._regular >= ALIKE
+            self._moves |= self._regular >= MOVES
             if stood_s > self._refresh_s / 2:
                 off_w = abs(step_w) if abs(step_w) < DRIFT * watts else self._most_off_w()
                 if self._regular > REGULAR and self.averages is not False:
@@ -98,32 +92,10 @@ class PowerWatch:
                 self._stale.append((self._changed_s, time_s, off_w * stood_s))
                 self._regular = 0
             if self._smear_s:
-                self._classify(step_w, elapsed_s / self._smear_s)
+                share = max(elapsed_s / self._smear_s, SHORTEST_SHARE)
+                self.averages = False if abs(step_w) > FASTER * self._highest_w * share else self.averages
             self._step_w = step_w
         self._watts, self._changed_s = watts, time_s
-
-    def _classify(self, step_w: float, share: float) -> None:
-        if abs(step_w) > FASTER * self._highest_w * max(share, SHORTEST_SHARE):
-            self.averages = False
-        if abs(step_w) <= LEAST_CHANGE * self._highest_w:
-            self._end_ramp()
-            return
-        if self._ramp and step_w * self._ramp[-1][0] < 0:
-            self._ramp.clear()
-        self._ramp.append((step_w, share))
-
-    def _end_ramp(self) -> None:
-        """Decide what the changes before steady power were. The first and the last may be partial."""
-        ramp = list(self._ramp)
-        self._ramp.clear()
-        if self.averages is not None or len(ramp) < ALIKE + 2:
-            return
-        inner_w = [step_w for step_w, _ in ramp[1:-1]]
-        usual_w = median(inner_w)
-        length = sum(step_w for step_w, _ in ramp) / usual_w * median(share for _, share in ramp)
-        alike = all(abs(step_w - usual_w) <= LIKENESS * abs(usual_w) for step_w in inner_w)
-        if alike and RAMP[0] <= length <= RAMP[1]:
-            self.averages = True
 
     def _most_off_w(self) -> float:
         # One that never moves at each refresh may stand still since power does.

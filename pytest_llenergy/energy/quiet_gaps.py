@@ -112,11 +112,9 @@ def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
         time_ns: Start of the window (monotonic nanoseconds).
         quiet: The gap before it.
     """
-    tick = quiet.last
-    head_s = (time_ns - tick.time_ns) / 1e9
-    return Reading(
-        tick.energy_j + quiet.watts * head_s, _edge_variances(series, quiet, tick, quiet.first, head_s)
-    )
+    head_s = (time_ns - quiet.last.time_ns) / 1e9
+    energy_j = quiet.last.energy_j + quiet.watts * head_s
+    return _reading(series, quiet, energy_j, _edge_variances(series, quiet, quiet.last, quiet.first, head_s))
 
 
 def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
@@ -127,10 +125,17 @@ def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
         time_ns: End of the window (monotonic nanoseconds).
         quiet: The gap after it.
     """
-    tick = quiet.first
-    tail_s = (tick.time_ns - time_ns) / 1e9
-    watts = quiet.power_at_edge(quiet.steps, tail_s)
-    return Reading(tick.energy_j - watts * tail_s, _edge_variances(series, quiet, tick, quiet.last, tail_s))
+    tail_s = (quiet.first.time_ns - time_ns) / 1e9
+    # Averages that rise or fall show a change long ago, not a trend at the edge.
+    watts = quiet.watts if series.smear_ns else quiet.power_at_edge(quiet.steps, tail_s)
+    energy_j = quiet.first.energy_j - watts * tail_s
+    return _reading(series, quiet, energy_j, _edge_variances(series, quiet, quiet.first, quiet.last, tail_s))
+
+
+def _reading(series: Series, quiet: Quiet, energy_j: float, variances: Variances) -> Reading:
+    """Return the energy at an edge. Running averages over s lag by s/2, or otherwise if power varies."""
+    lag = Variances(outside=(quiet.fluctuation_w * series.smear_s) ** 2)
+    return Reading(energy_j + quiet.watts * series.smear_s / 2, variances + lag, quiet.watts)
 
 
 def doubt_quiet_edges(

@@ -73,10 +73,11 @@ NOTHING = Variances()
 
 
 class Reading(NamedTuple):
-    """The cumulative energy at one moment."""
+    """The cumulative energy at one moment, and the power (W) there if power beside it is known."""
 
     energy_j: float
     variances: Variances
+    watts: float | None = None
 
 
 class WindowEnergy(NamedTuple):

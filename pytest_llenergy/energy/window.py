@@ -125,7 +125,7 @@ class Window:
         if self._start_ns is None or self._end_ns is None:
             raise MeterError(f"window {self.name!r} has not ended; read it after the with block")
         if self._record is None:
-            from pytest_llenergy.energy.window_arithmetic import window_record
+            from pytest_llenergy.energy.host_window import window_record
 
             found = [host.account_window(self._number, self._start_ns, self._end_ns) for host in self._hosts]
             self._record = window_record(self.name, self._start_ns, self._end_ns, [wait() for wait in found])

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import attrgetter
 
-from pytest_llenergy.energy.attribution import CpuUse, Split, attribution_flags, choose_split
 from pytest_llenergy.energy.edges import (
     energy_under_load,
     is_short_window,
@@ -28,33 +26,20 @@ from pytest_llenergy.energy.quiet_gaps import (
     resolution_variance,
     share_fluctuation,
 )
-from pytest_llenergy.energy.running_average import averaged_energy
+from pytest_llenergy.energy.running_average import average_at
 from pytest_llenergy.energy.trace import JUMP, Mark, Series
 from pytest_llenergy.energy.uncertainty import (
+    Reading,
     Variances,
     WindowEnergy,
-    absolute_uncertainty_j,
-    domain_energy,
-    sum_energies,
-    sum_hosts,
 )
 from pytest_llenergy.record.quantity import RESOLVABLE
-from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
 
 #: Time after work in which power still settles, on the slowest recorded board (seconds).
 SETTLING_S = 0.2
 
 #: Ticks of integrated power on either side of a window from which a change at its edge is computed.
 EDGE_TICKS = 2
-
-#: The energy of a window with fewer ticks depends on its edges alone.
-FEW_TICKS = 2
-
-#: A reader that was due and did not run for this long may have missed ticks near an edge (seconds).
-READER_GAP_S = 0.1
-
-#: The same for integrated power, where a later reading cannot make up for a missing one (seconds).
-POWER_GAP_S = 0.05
 
 #: Longest time for which a thread runs between a reading and the work next to it (seconds). A longer distance
 #: is that of a thread that waits for a CPU.
@@ -84,39 +69,25 @@ def energy_between(
         return WindowEnergy(None, reason=reason)
     if series.domain.watch is not None:
         watch, smear_ns = series.domain.watch, series.smear_ns
-        known = watch.averages
+        ways = (True, False) if watch.averages is None else (False,)
         energy, *others = [
             energy_between(series.taken_as(averages=each), start_ns, end_ns, before, after, marks)
-            for each in ((True, False) if known is None else (known,))
+            for each in ways
         ]
         energy = _covering(energy, *others) if others else energy
         first_ns = (before.first.earliest_ns if before else start_ns) - smear_ns
         last_ns = (after.last.latest_ns if after else end_ns) + smear_ns
         stale = Variances(outside=watch.stale_j(first_ns, last_ns) ** 2)
         return energy.widen(stale)
-    if series.smear_ns:
-        energy = averaged_energy(series, start_ns, end_ns, before, after)
-        if energy.energy_j is None:
-            return energy
-    elif before is None and after is None and (solved := _solve_window(series, start_ns, end_ns, marks)):
-        energy = solved
-    else:
-        if before and after:
-            before, after = share_fluctuation(before, after)
-        start = energy_at_start(series, start_ns, before) if before else energy_under_load(series, start_ns)
-        end = energy_at_end(series, end_ns, after) if after else energy_under_load(series, end_ns)
-        if start is None or end is None:
-            side = "before" if start is None else "after"
-            return WindowEnergy(
-                None, reason=f"{series.meter}: {series.domain.name} did not tick {side} the window"
-            )
-        resolution = Variances(resolution=resolution_variance(series))
-        energy = WindowEnergy(end.energy_j - start.energy_j, start.variances + end.variances + resolution)
-        if before and after:
-            # If all ticks are equally late, the error depends only on the powers outside the window.
-            shifted_j = (after.watts - before.watts) * series.shift_s
-            energy = energy.widen(Variances(outside=shifted_j**2 / 12))
-    if before and after and energy.energy_j is not None:
+    if before and after and not series.smear_ns:
+        before, after = share_fluctuation(before, after)
+    alone = before is None and after is None and not series.smear_ns
+    energy = (_solve_window(series, start_ns, end_ns, marks) if alone else None) or _energy_between_edges(
+        series, start_ns, end_ns, before, after
+    )
+    if energy.energy_j is None:
+        return energy
+    if before and after:
         # Power that differs between the gaps shows that it does not step at the marks: equally in all rounds.
         step_w = abs(energy.energy_j * 1e9 / (end_ns - start_ns) - after.watts)
         unsettled_w = abs(after.watts - before.watts) + after.fluctuation_w
@@ -134,6 +105,39 @@ def energy_between(
         )
         return WindowEnergy(None, reason=reason)
     return energy.widen(Variances(coverage=unsampled))
+
+
+def _energy_between_edges(
+    series: Series, start_ns: int, end_ns: int, before: Quiet | None, after: Quiet | None
+) -> WindowEnergy:
+    """Return the difference of the energies at two edges, each beside a quiet gap, or else under load."""
+    long = end_ns - start_ns >= series.smear_ns
+    if before:
+        start: Reading | None = energy_at_start(series, start_ns, before)
+    elif series.smear_ns:
+        start = average_at(series, start_ns, before=True, after=long)
+    else:
+        start = energy_under_load(series, start_ns)
+    if after:
+        end: Reading | None = energy_at_end(series, end_ns, after)
+    elif series.smear_ns:
+        end = average_at(series, end_ns, before=long, after=True)
+    else:
+        end = energy_under_load(series, end_ns)
+    if start is None or end is None:
+        side = "before" if start is None else "after"
+        reason = f"{series.meter}: {series.domain.name} did not tick {side} the window"
+        if series.smear_ns:
+            reason = (
+                f"not resolvable: {(end_ns - start_ns) / 1e6:.3g} ms window, power averaged over "
+                f"{series.smear_s * 1e3:.0f} ms and not steady {side} the window"
+            )
+        return WindowEnergy(None, reason=reason)
+    # If all ticks are equally late, the error depends only on the powers at the edges.
+    known = start.watts is not None and end.watts is not None
+    shifted_j = ((end.watts or 0.0) - (start.watts or 0.0)) * series.shift_s if known else 0.0
+    common = Variances(resolution=resolution_variance(series), outside=shifted_j**2 / 12)
+    return WindowEnergy(end.energy_j - start.energy_j, start.variances + end.variances + common)
 
 
 def _covering(energy: WindowEnergy, other: WindowEnergy) -> WindowEnergy:
@@ -291,170 +295,3 @@ def coverage_variance(
     each_of = [max(1, round((a_s + b_s) / 2 / period_s)) for a_s, b_s in spans]
     changes = sum(n**2 * (b - a) ** 2 for n, (a, b) in zip(each_of, pairwise(inside), strict=True))
     return missed_s**2 * edges / 12 + (1 - f) * period_s**2 * changes / 5
-
-
-def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
-    """Return the flags that the trace alone raises for a window between two monotonic moments.
-
-    Args:
-        trace: One series for each domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-    """
-    flags: list[Flag] = []
-    for series in trace:
-        domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
-        flags += domain.flags
-        ticks = len(series.ticks_between(start_ns, end_ns))
-        always_fresh = domain.max_age_s is not None and duration_ms / 1e3 >= FEW_TICKS * domain.max_age_s
-        if ticks < FEW_TICKS and not always_fresh:
-            detail = f"{domain.name} ticked {ticks} times in {duration_ms:.4g} ms"
-            flags.append(Flag(name="imprecise", severity="warning", detail=detail))
-        around_ns = round((series.period_s or 0.0) * 1e9)
-        pause_s = series.latest_pause_s(start_ns - around_ns, end_ns + around_ns)
-        # One that rests is also read by the thread that works, at the edges.
-        if pause_s > (POWER_GAP_S if domain.integrated else READER_GAP_S) and not domain.rests:
-            detail = f"{domain.name} was not read for {pause_s * 1e3:.0f} ms although it was due"
-            flags.append(Flag(name="doubtful", severity="warning", detail=detail))
-        stall_s = series.latest_stall_s(start_ns - around_ns, end_ns + around_ns)
-        if stall_s:
-            detail = f"the counter of {domain.name} stood still for {stall_s * 1e3:.0f} ms while it was read"
-            flags.append(Flag(name="doubtful", severity="warning", detail=detail))
-    return flags
-
-
-@dataclass(frozen=True)
-class HostWindow:
-    """What one host found in a window.
-
-    Attributes:
-        energies: WindowEnergy of each domain, by name: the test's part.
-        by_domain: The same for the record, with the limits of its source.
-        reasons: Why meters could not be opened.
-        flags: What a reader must know of this host in this window.
-        own_cpu_s: CPU time of the test's processes, if known.
-        other_cpu_s: CPU time of other processes, if known.
-    """
-
-    energies: dict[str, WindowEnergy]
-    by_domain: dict[str, DomainEnergy]
-    reasons: list[str]
-    flags: list[Flag] = field(default_factory=list)
-    own_cpu_s: float | None = None
-    other_cpu_s: float | None = None
-
-
-def account_window(
-    trace: Sequence[Series],
-    start_ns: int,
-    end_ns: int,
-    reasons: Sequence[str],
-    marks: Sequence[Mark] = (),
-    use: CpuUse | None = None,
-    clock_u_ns: float = 0.0,
-) -> HostWindow:
-    """Return what the host of a trace found in a window that has ended.
-
-    Args:
-        trace: One series for each domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window.
-        reasons: Why meters could not be opened.
-        marks: Other moments at which power may have changed.
-        use: CPU use during the window, if known.
-        clock_u_ns: Standard uncertainty of both moments.
-    """
-    duration_s = (end_ns - start_ns) / 1e9
-    energies: dict[str, WindowEnergy] = {}
-    by_domain: dict[str, DomainEnergy] = {}
-    splits: list[Split] = []
-    for series in trace:
-        energy, part = _domain(series, start_ns, end_ns, marks, clock_u_ns / 1e9), None
-        if use is not None and energy.energy_j is not None:
-            # Windows may follow each other without a gap, so that idle power is unknown.
-            split = choose_split(series.domain, use, energy.energy_j / duration_s)
-            part = split.part(energy, duration_s) if split is not None else None
-            splits += [split] if split is not None else []
-        energies[series.domain.name] = energy if part is None else part.energy
-        by_domain[series.domain.name] = domain_energy(energies[series.domain.name], series, duration_s, part)
-    return HostWindow(
-        energies,
-        by_domain,
-        list(reasons),
-        [*_caveats(trace, reasons), *trace_flags(trace, start_ns, end_ns), *attribution_flags(splits)],
-        use.own_s if use is not None else None,
-        use.other_s if use is not None else None,
-    )
-
-
-def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWindow]) -> WindowRecord:
-    """Return the record of a window that has ended.
-
-    Args:
-        name: Name of the window.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window.
-        hosts: What each host found.
-    """
-    total = sum_hosts([sum_energies(list(host.energies.values()), host.reasons) for host in hosts])
-    by_domain = {name: each for host in hosts for name, each in host.by_domain.items()}
-    flags = [flag for host in hosts for flag in host.flags]
-    if total.energy_j is None:
-        flags.insert(0, Flag(name="unmeasured", severity="warning", detail=total.reason or "no reading"))
-    own = [host.own_cpu_s for host in hosts if host.own_cpu_s is not None]
-    other = [host.other_cpu_s for host in hosts if host.other_cpu_s is not None]
-    return WindowRecord(
-        name=name,
-        start_s=start_ns / 1e9,
-        duration_s=(end_ns - start_ns) / 1e9,
-        energy_j=total.energy_j,
-        energy_u_j=total.u_j,
-        energy_u_absolute_j=absolute_uncertainty_j(total, list(by_domain.values())),
-        by_domain=by_domain,
-        own_cpu_s=sum(own) if own else None,
-        other_cpu_s=sum(other) if other else None,
-        flags=flags,
-        reason=total.reason,
-    )
-
-
-def _caveats(trace: Sequence[Series], reasons: Sequence[str]) -> list[Flag]:
-    """Return the flags that every window of these meters has."""
-    flags = [Flag(name="meter", severity="note", detail=reason) for reason in reasons if trace]
-    for series in trace:
-        domain = series.domain
-        if domain.kind == "estimated":
-            detail = f"{domain.source}; {domain.accuracy}"
-            flags.append(Flag(name="estimated", severity="note", detail=detail))
-        if domain.coverage < 1 and domain.coverage_known:
-            detail = (
-                f"the sensor of {domain.name} sees {domain.coverage:.0%} of each tick: one window cannot "
-                "detect a load that repeats in step with it; rounds in shuffled phase can"
-            )
-            flags.append(Flag(name="meter", severity="warning", detail=detail))
-    return flags
-
-
-def _domain(
-    series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark], clock_u_s: float
-) -> WindowEnergy:
-    energy = energy_between(series, start_ns, end_ns, marks=marks)
-    if clock_u_s and energy.energy_j is not None:
-        clock = _clock_variance(series, start_ns, end_ns, energy.energy_j, clock_u_s)
-        energy = energy.widen(Variances(clock=clock))
-    return require_resolvable(energy, series, start_ns, end_ns)
-
-
-def _clock_variance(series: Series, start_ns: int, end_ns: int, energy_j: float, u_s: float) -> float:
-    """Return the variance (J²) from moments that another clock gave.
-
-    A window may begin and end under load, and the errors of its edges are independent if the offset moved
-    between them. Thus each edge counts with the largest power near it, not with a step of power as in
-    ``domain_rounds``, whose rounds lie between quiet gaps.
-    """
-    wide_ns = round((3 * (series.period_s or 0.0) + 2 * u_s) * 1e9)
-    mean_w = energy_j * 1e9 / (end_ns - start_ns)
-    return sum(
-        (u_s * max([mean_w, *mean_powers(series, edge_ns - wide_ns, edge_ns + wide_ns)])) ** 2
-        for edge_ns in (start_ns, end_ns)
-    )

@@ -20,7 +20,7 @@ from pytest_llenergy.energy.trace import NEIGHBOURS, Mark, Series
 if TYPE_CHECKING:
     from pytest_llenergy.energy.attribution import CpuReading, CpuUse
     from pytest_llenergy.energy.cpu_time import ProcessTree
-    from pytest_llenergy.energy.window_arithmetic import HostWindow
+    from pytest_llenergy.energy.host_window import HostWindow
     from pytest_llenergy.record.record import MeterInfo
 
 
@@ -83,7 +83,7 @@ class LocalWindows:
     def start(self) -> Callable[[], object]:
         self._sampler.__enter__()
         # Imported before a window is open, so that none contains the energy of the import.
-        import_module("pytest_llenergy.energy.window_arithmetic")
+        import_module("pytest_llenergy.energy.host_window")
         if any(series.domain.max_age_s is None for series in self.series):
             import_module("numpy")
         self._sampler.await_ticks(0, TICK_TIMEOUT_S)
@@ -142,7 +142,7 @@ class LocalWindows:
         self, window: int, start_ns: int, end_ns: int, *, clock_u_ns: float = 0.0
     ) -> Callable[[], HostWindow]:
         """See ``WindowMeters``. ``clock_u_ns`` is the standard uncertainty of both moments."""
-        from pytest_llenergy.energy.window_arithmetic import account_window
+        from pytest_llenergy.energy.host_window import account_window
 
         self._sampler.await_ticks(end_ns, TICK_TIMEOUT_S, NEIGHBOURS)
         use, marks = self._cpu.get(window), self._sampler.marks

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pytest_llenergy.energy.host_window import HostWindow
 from pytest_llenergy.energy.uncertainty import WindowEnergy
-from pytest_llenergy.energy.window_arithmetic import HostWindow
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.hosts.client import AgentClient, Pending
 from pytest_llenergy.hosts.meter_client import MeterClient

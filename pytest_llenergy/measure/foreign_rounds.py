@@ -19,6 +19,7 @@ from statistics import fmean
 import msgspec
 
 from pytest_llenergy.energy.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.quiet_gaps import Quiet, quiet_power
 from pytest_llenergy.energy.trace import Mark, Series, Trace
 from pytest_llenergy.energy.uncertainty import (
@@ -29,7 +30,7 @@ from pytest_llenergy.energy.uncertainty import (
     domain_energy,
     sum_energies,
 )
-from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings, trace_flags
+from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.measure.quality import energy_flags, use_flags
 from pytest_llenergy.measure.rounds import (
     MeasuredRound,

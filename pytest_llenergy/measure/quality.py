@@ -14,9 +14,9 @@ import msgspec
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.processes import find_foreign_processes, process_tree, sees_all_pids
 from pytest_llenergy.energy.attribution import is_busy
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.trace import Trace
 from pytest_llenergy.energy.uncertainty import WindowEnergy, student_factor
-from pytest_llenergy.energy.window_arithmetic import trace_flags
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.rounds import MeasuredRound

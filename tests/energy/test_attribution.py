@@ -13,13 +13,13 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy import attribution
 from pytest_llenergy.energy.attribution import MEMORY_RATIO, PACKAGE_RATIO, CpuUse, choose_split
 from pytest_llenergy.energy.cpu_time import CpuTime, read_cpu_time
+from pytest_llenergy.energy.host_window import account_window, window_record
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.rapl import RaplMeter, Zone, open_rapl
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Attributed, Power, WindowEnergy
 from pytest_llenergy.energy.window import Measuring
-from pytest_llenergy.energy.window_arithmetic import account_window, window_record
 from pytest_llenergy.energy.window_meters import LocalWindows
 from pytest_llenergy.measure.experiment import Experiment, measure
 from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch

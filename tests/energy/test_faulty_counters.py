@@ -9,8 +9,9 @@ from random import Random
 
 import pytest
 
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable, trace_flags
+from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
 
 from .watching import Spell, simulate_reader
 from .waves import EPOCH, MS, SHAPES, S, Sensor, Wave, domain

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.meters.base import Domain, within
 from pytest_llenergy.energy.sampler import UNOBSERVED_NS, Sampler
 from pytest_llenergy.energy.schedule import DISTURBED_NS, SHARE_AT_WORK
 from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.energy.window_arithmetic import trace_flags
 
 from .watching import READ_NS, WAKE_NS, Spell, simulate_reader
 from .waves import EPOCH, MS, S, Sensor, Wave, domain

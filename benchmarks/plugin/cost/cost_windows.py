@@ -11,8 +11,8 @@ from random import Random
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from pytest_llenergy.energy.host_window import account_window, window_record
 from pytest_llenergy.energy.trace import Mark
-from pytest_llenergy.energy.window_arithmetic import account_window, window_record
 from tests.energy.waves import EPOCH, MS, S, Sensor, Wave, read_at
 
 #: Length of a window and of the rest after it (milliseconds), in ticks of 100 ms.

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from recordings import COUNTER, CounterRecording, load_counters, replay
 
-from pytest_llenergy.energy.window_arithmetic import account_window, window_record
+from pytest_llenergy.energy.host_window import account_window, window_record
 from pytest_llenergy.record.record import Round, WindowRecord
 from tests.energy.waves import EPOCH, S
 from tests.measure.marks import account_here, iteration, measured_round

@@ -36,8 +36,8 @@ from recordings import (
     stitched,
 )
 
+from pytest_llenergy.energy.host_window import account_window, window_record
 from pytest_llenergy.energy.trace import Mark, Series
-from pytest_llenergy.energy.window_arithmetic import account_window, window_record
 from pytest_llenergy.record.record import Flag, Round, WindowRecord
 from tests.energy.waves import EPOCH, S
 from tests.measure.marks import account_here, iteration, measured_round
