@@ -11,7 +11,8 @@ from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
+from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 
@@ -40,7 +41,8 @@ def measure_rounds(work: Steps, steps: int, rounds: int, each_s: float) -> Exper
     # Without a budget, exactly ``rounds`` rounds of one iteration are measured.
     plan = RoundPlan(rounds, warmup, gap_s=0.25, target=0.02, budget_s=0.0, iterations=1)
     selection = open_meters(("nvml",), MeterRegistry(), Targets(lease.uuids))
-    return measure(CallWorkload(lambda: work.run(steps)), plan, selection, lease)
+    hosts = [LocalMeters(selection, lease.uuids)]
+    return measure_on_hosts(CallWorkload(lambda: work.run(steps)), plan, hosts)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ class CheckResult(StoredStruct, frozen=True):
         ticks: Number of ticks of the counter.
         period_s: Typical time between ticks.
         jitter_s: Median absolute deviation from ``period_s``, including the time between polls.
-        longest_s: Longest time between two ticks, including the time between polls.
         still_s: Longest time in which the counter did not move; ``None`` without a counter.
         continuous: The counter moved between any two polls, so ``period_s`` is only an upper limit.
         ratio: Energy of the counter over integrated power; ``None`` without power readings.
@@ -79,7 +78,6 @@ class CheckResult(StoredStruct, frozen=True):
     ticks: int = 0
     period_s: float | None = None
     jitter_s: float | None = None
-    longest_s: float | None = None
     still_s: float | None = None
     continuous: bool = False
     ratio: float | None = None
@@ -133,7 +131,6 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
     still_s, gaps_s = float((begins_s[stops] - ends_s[starts]).max()), np.diff(ticked_s)
     period_s = _typical(gaps_s, poll_s) if len(gaps_s) else None
     jitter_s = float(np.median(abs(gaps_s - period_s))) if period_s is not None else None
-    longest_s = float(gaps_s.max()) if len(gaps_s) else None
     fall_j = -float(np.nanmin(np.diff(energies_j)))
     reason = None
     if fall_j > 0:
@@ -148,7 +145,6 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
         still_s=still_s,
         period_s=period_s,
         jitter_s=jitter_s,
-        longest_s=longest_s,
         reason=reason,
     )
     if reason is not None or len(known_w) < len(readings) or not known_w.any():

@@ -15,12 +15,9 @@ from typing import Protocol
 import msgspec
 
 from pytest_llenergy import real_time
-from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
-from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.quality import (
     drift_flags,
     unfinished_flag,
@@ -63,35 +60,6 @@ class Experiment:
     procedure: Procedure
     flags: list[Flag]
     times: Times | None = None
-
-
-def measure(
-    workload: MemoryAware,
-    plan: RoundPlan,
-    selection: Selection,
-    lease: Lease,
-    on_step: StepCallback = ignore_step,
-    load_s: float = 0.0,
-    slo: Slo | None = None,
-    is_enough: Callable[[Sequence[Round]], bool] | None = None,
-    on_failure: Callable[[Experiment], None] = lambda _: None,
-) -> Experiment:
-    """Measure a workload with the meters of this host, then close them.
-
-    Args:
-        workload: The work, loaded and able to run.
-        plan: How to measure.
-        selection: The open meters.
-        lease: The leased devices.
-        on_step: As for ``measure_on_hosts``.
-        load_s: As for ``measure_on_hosts``.
-        slo: As for ``measure_on_hosts``.
-        is_enough: As for ``measure_on_hosts``.
-        on_failure: As for ``measure_on_hosts``.
-    """
-    __tracebackhide__ = True
-    hosts = [LocalMeters(selection, lease.uuids)]
-    return measure_on_hosts(workload, plan, hosts, on_step, load_s, slo, is_enough, on_failure)
 
 
 def measure_on_hosts(

@@ -21,7 +21,7 @@ from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Attributed, Power, WindowEnergy
 from pytest_llenergy.energy.window import Measuring
 from pytest_llenergy.energy.window_meters import LocalWindows
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
 from pytest_llenergy.measure.host_meters import TickReference
 from pytest_llenergy.measure.local_meters import LocalMeters
@@ -32,7 +32,7 @@ from pytest_llenergy.ranks.workload import call_workload
 from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import MeterInfo, Record, Round, WindowRecord
 
-from ..measure.marks import account_here, iteration, measured_round
+from ..measure.marks import account_here, iteration, measure, measured_round
 from ..ranks.groups import PLAIN, start
 from .test_cpu_time import neighbours
 from .test_rapl import Machine

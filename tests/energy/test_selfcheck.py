@@ -7,7 +7,6 @@ import json
 import random
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -89,7 +88,6 @@ def test_a_missed_tick_does_not_change_the_period() -> None:
     ]
     result = evaluate_readings(readings)
     assert result.period_s == pytest.approx(0.1, rel=0.01)
-    assert result.longest_s == pytest.approx(0.2, abs=0.06)
     assert result.reason is None
 
 
@@ -97,11 +95,9 @@ def test_jitter_is_distinguished_from_the_period() -> None:
     draw = random.Random(5)
     ticks_ms = [100.0 * count + draw.uniform(0, 20) for count in range(25)]
     result = evaluate_readings(record_readings(steady(60.0), ticks_ms=ticks_ms, seconds=2.5))
-    gaps = sorted(after - before for before, after in pairwise(ticks_ms))
     assert result.period_s == pytest.approx(0.1, rel=0.02)
     assert result.jitter_s is not None
     assert 0.002 < result.jitter_s < 0.02
-    assert result.longest_s == pytest.approx(gaps[-1] / 1000, abs=2 * POLL_MS / 1000)
     assert result.reason is None
 
 

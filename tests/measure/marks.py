@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from pytest_llenergy.devices.condition import Condition
+from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.attribution import CpuUse
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.trace import Trace
 from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.domain_rounds import account_domains
+from pytest_llenergy.measure.experiment import Experiment, MemoryAware, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostRound
 from pytest_llenergy.measure.local_meters import LocalMeters
+from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
@@ -89,3 +93,10 @@ def account_here(
 ) -> Round:
     """Return the record of a round with the meters of this host alone."""
     return account_round(measured, [account_domains(measured, trace, reasons, rest)])
+
+
+def measure(
+    workload: MemoryAware, plan: RoundPlan, selection: Selection, lease: Lease, *args: Any, **more: Any
+) -> Experiment:
+    """Measure a workload with the meters of this host."""
+    return measure_on_hosts(workload, plan, [LocalMeters(selection, lease.uuids)], *args, **more)

@@ -9,13 +9,13 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.estimate import AVERAGE_W
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.measure.experiment import measure
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.workload import call_workload
 
 from ..energy.test_cpu_time import neighbours
 from ..ranks.groups import PLAIN, start
+from .marks import measure
 
 pytestmark = pytest.mark.clock
 

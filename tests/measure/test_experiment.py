@@ -18,13 +18,14 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.base import Domain, Meter, within
 from pytest_llenergy.energy.meters.select import Selection
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.round_plan import ESTIMATE_TARGET
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.round_statistics import phases_cover_tick
 from pytest_llenergy.record.timeline import Timeline
 
+from .marks import measure
 from .plans import round_plan
 
 pytestmark = pytest.mark.clock

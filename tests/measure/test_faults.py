@@ -21,12 +21,13 @@ from pytest_llenergy.energy.meters.rapl import open_rapl
 from pytest_llenergy.energy.meters.select import MeterRegistry, Selection, open_meters
 from pytest_llenergy.energy.window_meters import LocalWindows
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.record.record import Round
 
 from ..energy.waves import MS
 from ..nvml_sim import Board, MigInstance, World
+from .marks import measure
 from .plans import round_plan
 
 pytestmark = pytest.mark.clock

@@ -15,14 +15,14 @@ from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.record.timeline import Timeline
 
 from ..energy.waves import MS
 from ..nvml_sim import Board, World
-from .marks import iteration, rank_of
+from .marks import iteration, measure, rank_of
 from .plans import round_plan
 
 pytestmark = pytest.mark.clock

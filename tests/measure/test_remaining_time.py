@@ -10,12 +10,13 @@ import pytest
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.select import Selection
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.remaining_time import Forecast, Step
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.plugin.progress import describe_step, format_duration
 
 from ..compare.runs import round_of
+from .marks import measure
 from .plans import round_plan
 from .test_experiment import Latched
 

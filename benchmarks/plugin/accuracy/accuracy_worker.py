@@ -30,10 +30,10 @@ from pytest_llenergy.devices.allocation import select_devices
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.measure.experiment import measure
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.record.timeline import Timeline
+from tests.measure.marks import measure
 from tests.nvml_sim import World
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -23,11 +23,11 @@ from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.experiment import measure as measure_test
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.timeline import Iteration, RankTimeline, RequestTimeline, Timeline
+from tests.measure.marks import measure as measure_test
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -22,13 +22,14 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.estimate import AVERAGE_W
 from pytest_llenergy.energy.meters.select import MeterRegistry, open_meters
-from pytest_llenergy.measure.experiment import Experiment, measure
+from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.round_plan import RoundPlan
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.ranks.plan import LOCALHOST, plan_processes
 from pytest_llenergy.ranks.workload import call_workload
+from tests.measure.marks import measure
 
 LOOPS_S = (1.0, 2.0, 4.0)
 NEIGHBOURS = (0, 1, 4)
