@@ -316,9 +316,9 @@ class _Cells:
         starts_s: Start of each cell (seconds).
         ends_s: End of each cell (seconds).
         owners: Index of the segment of each cell.
-        effects: For each kind of effect (deviation, course, late step, mean power and trend of a label) a
-            matrix with one column for each of its values: what a value of one adds to the mean power of each
-            cell.
+        firsts: Index of the first cell of each segment.
+        effects: For course, late step, mean power and trend of a label a matrix with a column for each value:
+            what a value of one adds to the mean power of each cell. A deviation adds it to all of a segment.
     """
 
     def __init__(self, segments: Sequence[Segment], ticks: Sequence[Tick]) -> None:
@@ -350,12 +350,18 @@ class _Cells:
         first = np.diff(owners, prepend=-1)[:, None] > 0
         courses = _indicators([(name, cell[4]) for name, cell in zip(names, cells, strict=True)])
         # A course of independent parts has the same energy in each width; a late step has one energy.
+        self.firsts = np.flatnonzero(first)
         self.effects = (
-            _indicators(owners.tolist()),
             courses / np.sqrt(widths),
             labels * first / widths,
             np.hstack([ANY_POWER * labels, ANY_TREND * labels * positions[:, None]]),
         )
+
+    def shares_of(self, lengths_s: Any) -> list[Any]:
+        """Return the energy that each effect of one watt adds, from the time of each row in each cell."""
+        import numpy as np
+
+        return [np.add.reduceat(lengths_s, self.firsts, axis=1), *(lengths_s @ each for each in self.effects)]
 
 
 def _indicators(values: Sequence[Hashable]) -> Any:
@@ -389,7 +395,7 @@ class _Block:
         tried = product(FLUCTUATIONS, DEVIATIONS, COURSES)
         self._sizes = np.array([(one, two, *course, 1.0) for one, two, course in tried]) ** 2 * highest_w**2
         self._own = (UNLIKE * highest_w) ** 2
-        self._seen = [self._overlaps_s @ effect for effect in cells.effects]
+        self._seen = cells.shares_of(self._overlaps_s)
         parts = np.array([np.diag(elapsed_s) * cells.tick_s, *(seen @ seen.T for seen in self._seen)])
         self._noise = _tick_noise(ticks, powers_w, series)
         among = np.tensordot(self._sizes, parts, 1) + sum(self._noise)
@@ -409,7 +415,7 @@ class _Block:
             row[list(target)] = 1.0
         within = chosen[:, self._cells.owners]
         inside_s, seen_s = within * self._inside_s, self._overlaps_s @ within.T
-        wanted = [inside_s @ effect for effect in self._cells.effects]
+        wanted = self._cells.shares_of(inside_s)
         duration_s = inside_s.sum(1)
         # Covariances of the increments with the targets, and of the targets, for each size.
         across = np.tensordot(
