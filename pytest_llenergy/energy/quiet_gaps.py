@@ -14,7 +14,7 @@ from statistics import fmean, pvariance
 from typing import NamedTuple
 
 from pytest_llenergy.energy.trace import Series, Tick
-from pytest_llenergy.energy.uncertainty import Reading, Variances, student_factor
+from pytest_llenergy.energy.uncertainty import Power, Reading, Variances, student_factor
 
 #: Ticks that a quiet gap needs for its power to count.
 MIN_GAP_TICKS = 2
@@ -102,6 +102,13 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
     blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
     fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
     return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, lengths_s, blur_w)
+
+
+def idle_power(before: Quiet, after: Quiet) -> Power:
+    """Return the idle power around work, which may have changed from one gap to the other."""
+    spread_w = abs(after.watts - before.watts) / math.sqrt(12)
+    u_watts = math.hypot(before.u_watts / 2, after.u_watts / 2, spread_w)
+    return Power((before.watts + after.watts) / 2, u_watts)
 
 
 def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from pytest_llenergy.energy.attribution import Split, attribution_flags, choose_split
 from pytest_llenergy.energy.edges import mean_powers
-from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, quiet_power
+from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, idle_power, quiet_power
 from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy, domain_energy
 from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
@@ -108,10 +108,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
         nothing = WindowEnergy(None, reason=reason)
         return _Found(series, nothing, dict.fromkeys(spans, nothing), None)
     whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
-    spread = abs(after.watts - before.watts) / math.sqrt(12)
-    watts = (before.watts + after.watts) / 2
-    idle = Power(watts, math.hypot(before.u_watts / 2, after.u_watts / 2, spread))
-    doubt = None
+    idle, doubt = idle_power(before, after), None
     # A part-time sensor shows an edge elsewhere within its tick.
     if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
         edges = (timeline.start_ns, timeline.end_ns)

@@ -20,7 +20,7 @@ import msgspec
 
 from pytest_llenergy.energy.attribution import PACKAGE_RATIO, Split, attribution_flags, choose_split
 from pytest_llenergy.energy.host_window import trace_flags
-from pytest_llenergy.energy.quiet_gaps import Quiet, quiet_power
+from pytest_llenergy.energy.quiet_gaps import Quiet, idle_power, quiet_power
 from pytest_llenergy.energy.trace import Mark, Series, Trace
 from pytest_llenergy.energy.uncertainty import (
     Power,
@@ -298,11 +298,7 @@ def _gaps(series: Series, whole: MeasuredRound) -> tuple[Quiet | None, Quiet | N
 
 def _idle(series: Series, whole: MeasuredRound) -> Power | None:
     before, after = _gaps(series, whole)
-    if before is None or after is None:
-        return None
-    spread = abs(after.watts - before.watts) / math.sqrt(12)
-    u_watts = math.hypot(before.u_watts / 2, after.u_watts / 2, spread)
-    return Power((before.watts + after.watts) / 2, u_watts)
+    return idle_power(before, after) if before and after else None
 
 
 def _split(
