@@ -20,7 +20,7 @@ import pytest
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.plugin.interruption import UNFINISHED, Turns, hold_interrupts
 from pytest_llenergy.plugin.settings import recorded_options, saved_as, settings_of
-from pytest_llenergy.plugin.stash import ENVIRONMENT, distributes_tests
+from pytest_llenergy.plugin.stash import distributes_tests
 from pytest_llenergy.record.text import escape_invisible, relative_path
 
 if TYPE_CHECKING:
@@ -137,7 +137,6 @@ class Controller:
                 copies=self._paths[1:],
                 versions=self._versions,
                 distributed=self._config.pluginmanager.has_plugin("dsession"),
-                environment=self._config.stash[ENVIRONMENT],
             )
         fields = {name: value for name, value in primitives.items() if name != HOSTS}
         record = msgspec.convert(escape_surrogates(fields), Record)

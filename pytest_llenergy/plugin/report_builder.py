@@ -35,7 +35,6 @@ class ReportBuilder:
         copies: Further files for the report.
         versions: Versions of the files that the run writes when it began, as far as they existed.
         distributed: Whether other processes run the tests, so that this one must not load the GPU driver.
-        environment: Environment variables with which the run began.
 
     Attributes:
         problems: Errors to show, such as files that could not be written.
@@ -54,7 +53,6 @@ class ReportBuilder:
         copies: Sequence[Path] = (),
         versions: Mapping[Path, FileVersion | None] = MappingProxyType({}),
         distributed: bool = False,
-        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.path = path
         self._copies = tuple(copies)
