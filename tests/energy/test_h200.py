@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytest_llenergy.energy.host_window import account_window, window_record
 from pytest_llenergy.energy.meters.base import Domain, within
 from pytest_llenergy.energy.meters.nvml import GAIN_LIMIT, OFFSET_LIMIT_W, TAIL_S
-from pytest_llenergy.energy.window_arithmetic import account_window, window_record
 
 from .watching import Machine, Spell, run_reader
 from .waves import EPOCH, S
