@@ -65,7 +65,7 @@ REST_TICKS = 2.0
 
 #: Windows that begin within ``SHARED_TICKS`` are solved from one stretch, which reaches ``NEAR_TICKS`` beyond
 #: them, or less far if it would hold more than ``MOST_MARKS``. Longer ones than that have a stretch alone.
-SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 24, 12, 600
+SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 20, 14, 600
 
 #: Stretches of a series that are kept: windows are mostly asked for in order.
 KEPT_STRETCHES = 4
