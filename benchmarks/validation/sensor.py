@@ -115,7 +115,7 @@ def _time_calls(notebook: Notebook, uuid: str) -> str:
         rows.append([quantity.label, *row, first if isinstance(first, str) else "yes"])
     session.close()
     notebook.table(
-        "Duration of a reading, board idle",
+        "Duration of a reading, GPU idle",
         ["value", "median ms", "99 % ms", "longest ms", "CPU ms", "available"],
         rows,
     )
