@@ -45,6 +45,10 @@ UNOBSERVED_NS = 1_000_000_000
 #: from the two ticks after it.
 EDGE_PERIODS = 2.5
 
+#: And at least so long after an edge of a window whose work is elsewhere (nanoseconds): a short window then
+#: holds several ticks of a fast counter.
+EDGE_NS = 250_000_000
+
 #: Longest sleep from which the thread cannot be woken (seconds).
 LONGEST_SLEEP_S = 0.02
 
@@ -185,8 +189,9 @@ class Reader:
         if not self.budget.skips or not all(each.timetable.periods_known for each in self.meters):
             return every_tick_ns
         slowest_ns = max(each.timetable.period_ns for each in self.meters)
+        near_ns = max(EDGE_PERIODS * slowest_ns, 0 if self.budget.shares_process else EDGE_NS)
         # An edge that came during the readings is noted at the next ones.
-        near_edge = now_ns - self._edge_ns < EDGE_PERIODS * slowest_ns or self._edges != self.budget.edges
+        near_edge = now_ns - self._edge_ns < near_ns or self._edges != self.budget.edges
         return every_tick_ns if near_edge else max(every_tick_ns, UNOBSERVED_NS)
 
     @property

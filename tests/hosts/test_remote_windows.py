@@ -146,7 +146,7 @@ def test_joules_are_computed_early_but_in_no_window(
             time.sleep(0.02)
         early = [pending for _, verb, pending in sent.requests if verb == "account_early"]
         found = [
-            sum(each["energy_j"] for each in pending.result(0)["energies"].values()) for pending in early
+            sum(energy_j for energy_j, *_ in pending.result(0)["energies"].values()) for pending in early
         ]
         first, second, around = (sum(found[i : i + 2]) for i in (0, 2, 4))
         by_name = {window.name: window for window in measuring.windows}
