@@ -170,12 +170,14 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     ]
     for alike in (False, True):
         key = (first_ns, last_ns, whole, len(near), *own, series.ticks_seen, alike)
-        if key not in series.stretches:
+        known: Stretch | None = series.stretches.get(key)
+        if known is None:
             while len(series.stretches) >= KEPT_STRETCHES:
-                series.stretches.pop(next(iter(series.stretches)))
+                # Another thread may drop it, too.
+                series.stretches.pop(next(iter(series.stretches)), None)
             segments = segments_between([*near, *own], first_ns, last_ns, tick_ns, whole)
-            series.stretches[key] = Stretch(series, _alike(segments) if alike else segments)
-        stretch: Stretch = series.stretches[key]
+            known = series.stretches[key] = Stretch(series, _alike(segments) if alike else segments)
+        stretch = known
         target = stretch.segments_within(start_ns - SAME_NS, end_ns + SAME_NS)
         repeats = min((stretch.counts[stretch.segments[number].label] for number in target), default=0)
         if target and repeats >= REPEATED:

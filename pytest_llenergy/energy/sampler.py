@@ -136,7 +136,7 @@ class Reader:
         )
         #: Whether ticks are left unobserved on purpose at present.
         self.asleep: bool = False
-        self._put_off_to_ns = 0
+        self.put_off_to_ns = 0
         self._edges = 0
         self._edge_ns = 0
         self._taken_ns = 0
@@ -158,16 +158,16 @@ class Reader:
         if self._edges != self.budget.edges:
             self._edges, self._edge_ns = self.budget.edges, now_ns
         # Readings that were put off are made together: waking up costs most.
-        put_off = self._put_off_to_ns > self._woken_ns
+        put_off = self.put_off_to_ns > self._woken_ns
         until_ns = now_ns + (self._every_tick_ns if put_off else TOGETHER_NS)
         due = [each for each in self.meters if each.due_ns <= until_ns]
         for each in due:
-            each.read(self._put_off_to_ns)
+            each.read(self.put_off_to_ns)
         self._charge(now_ns)
         wait_ns = 0 if self._learning(now_ns) else self.budget.wait_ns(self._longest_wait_ns(now_ns))
         self.asleep = wait_ns > self._every_tick_ns
-        self._put_off_to_ns = now_ns + wait_ns
-        return max(self._put_off_to_ns, min(each.due_ns for each in self.meters))
+        self.put_off_to_ns = now_ns + wait_ns
+        return max(self.put_off_to_ns, min(each.due_ns for each in self.meters))
 
     def _charge(self, now_ns: int) -> None:
         thread_ns, process_ns = self._thread_time(), self._process_time()
@@ -302,7 +302,7 @@ class Sampler:
                 if not self._threaded:
                     # Nothing was due.
                     each.due_ns = 0
-                each.read()
+                each.read(self._reader.put_off_to_ns)
         finally:
             self._lock.release()
 

@@ -147,11 +147,11 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
         jitter_s=jitter_s,
         reason=reason,
     )
-    if reason is not None or len(known_w) < len(readings) or not known_w.any():
+    if reason is not None or not known_w.any():
         return result
     blurs_s = ends_s[ticks] - begins_s[ticks - 1]
-    times_s = (begins_s + ends_s) / 2
-    return _compare(result, (times_s, watts), (ticked_s, energies_j[ticks], blurs_s), power_age_s)
+    times_s = ((begins_s + ends_s) / 2)[np.isfinite(watts)]
+    return _compare(result, (times_s, known_w), (ticked_s, energies_j[ticks], blurs_s), power_age_s)
 
 
 def _moves(values: Any) -> Any:

@@ -290,8 +290,10 @@ class Measuring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.total.__exit__(kind, error, traceback)
-        self.stop()
+        try:
+            self.total.__exit__(kind, error, traceback)
+        finally:
+            self.stop()
 
     async def __aenter__(self) -> Measuring:
         await run_in_thread(self.start)
@@ -304,8 +306,10 @@ class Measuring:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.total.__exit__(kind, error, traceback)
-        await run_in_thread(self.stop)
+        try:
+            self.total.__exit__(kind, error, traceback)
+        finally:
+            await run_in_thread(self.stop)
 
 
 def measure(

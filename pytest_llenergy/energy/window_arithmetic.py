@@ -275,12 +275,10 @@ def coverage_variance(
         return None
     missed_s = (1 - f) * period_s
     inside = mean_powers(series, start_ns, end_ns)
-    outside = [each.watts for each in (before, after) if each is not None]
-    if not outside:
-        wide_ns = round(3 * period_s * 1e9)
-        outside = mean_powers(series, start_ns - wide_ns, start_ns) + mean_powers(
-            series, end_ns, end_ns + wide_ns
-        )
+    wide_ns = round(3 * period_s * 1e9)
+    lefts = [before.watts] if before else mean_powers(series, start_ns - wide_ns, start_ns)
+    rights = [after.watts] if after else mean_powers(series, end_ns, end_ns + wide_ns)
+    outside = lefts + rights
     if len(inside) < 2:
         if series.domain.highest_w is None:
             return None
@@ -288,7 +286,8 @@ def coverage_variance(
         step_w = max(series.domain.highest_w - min(outside, default=0.0), *outside, 0.0)
         duration_s = (end_ns - start_ns) / 1e9
         return step_w**2 * min(missed_s**2 / 6, duration_s**2 * (1 / f - 1))
-    edges = (inside[0] - outside[0]) ** 2 + (inside[-1] - outside[-1]) ** 2 if outside else 0.0
+    edges = sum((inside[0] - watts) ** 2 for watts in lefts[-1:])
+    edges += sum((inside[-1] - watts) ** 2 for watts in rights[:1])
     spans = pairwise(
         (b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(series.ticks_between(start_ns, end_ns))
     )

@@ -161,6 +161,16 @@ def test_read_now_reads_in_the_calling_thread() -> None:
     assert meter.threads == {"MainThread"}
 
 
+def test_read_now_of_a_meter_that_was_put_off_on_purpose_is_not_late() -> None:
+    meter = Counting(10.0, domains=(DOMAIN._replace(max_age_s=0.001),))
+    with Sampler([meter]) as sampler:
+        (reader,) = sampler._reader.meters
+        reader.due_ns = time.monotonic_ns() - S
+        sampler._reader.put_off_to_ns = time.monotonic_ns() + S
+        sampler.read_now()
+        assert sampler.series[0].late == []
+
+
 def test_read_now_skips_counters_that_move_in_ticks() -> None:
     meter = Counting(10.0)
     with Sampler([meter]) as sampler:

@@ -157,6 +157,14 @@ def test_without_power_the_counter_is_not_compared() -> None:
     assert result.period_s == pytest.approx(0.1, rel=0.01)
 
 
+def test_a_power_reading_that_failed_once_is_no_pass() -> None:
+    readings = record_readings(steady(60.0), gain=0.5)
+    readings[100] = readings[100]._replace(watts=None)
+    reason = evaluate_readings(readings).reason
+    assert reason is not None
+    assert reason.endswith("(-50 %)")
+
+
 def busy(seed: int) -> Power:
     """Return power that changes at random between 100 W and 500 W every few tens of milliseconds."""
     draw = random.Random(seed)

@@ -77,3 +77,14 @@ def test_skipped_ticks_leave_the_coverage_variance_almost_unchanged(n: int) -> N
     assert every is not None
     assert some is not None
     assert some / every == pytest.approx(1, rel=0.5)
+
+
+def test_power_that_changed_before_the_window_is_no_step_at_its_edge() -> None:
+    """Power was low until 200 ms before the window, and has been that of the window since."""
+    series = Series("nvml", domain(period_s=0.1, coverage=0.25, highest_w=700.0))
+    energy_j = 0.0
+    for index in range(80):
+        energy_j += 10.0 if index <= 38 else 50.0
+        series.add(EPOCH + index * TICK, EPOCH + index * TICK, energy_j)
+    variance = coverage_variance(series, EPOCH + 4 * S, EPOCH + 6 * S, None, None)
+    assert variance == pytest.approx(0.0, abs=1e-9)
