@@ -57,7 +57,8 @@ WIDTHS = (SHORTEST_TICKS, 1 / 10, 1 / 5, 2 / 5)
 #: Ticks that are kept on either side of a mark; those further inside a segment tell nothing about its ends.
 KEPT_TICKS = 4
 
-#: Ticks that are solved at once. Their matrices take time with the third power of it.
+#: Ticks that are solved at once. Their matrices take time with the third power of it. Where larger matrices
+#: are multiplied, ``einsum`` does it in one thread: threads of a BLAS library wait for one another.
 BLOCK_TICKS = 64
 
 #: A rest between two windows that is shorter than this many ticks shares its power with other such rests.
@@ -363,7 +364,10 @@ class _Cells:
         """Return the energy that each effect of one watt adds, from the time of each row in each cell."""
         import numpy as np
 
-        return [np.add.reduceat(lengths_s, self.firsts, axis=1), *(lengths_s @ each for each in self.effects)]
+        return [
+            np.add.reduceat(lengths_s, self.firsts, axis=1),
+            *(np.einsum("ij,jk->ik", lengths_s, each) for each in self.effects),
+        ]
 
 
 def _indicators(values: Sequence[Hashable]) -> Any:
@@ -398,9 +402,11 @@ class _Block:
         self._sizes = np.array([(one, two, *course, 1.0) for one, two, course in tried]) ** 2 * highest_w**2
         self._own = (UNLIKE * highest_w) ** 2
         self._seen = cells.shares_of(self._overlaps_s)
-        parts = np.array([np.diag(elapsed_s) * cells.tick_s, *(seen @ seen.T for seen in self._seen)])
+        parts = np.array(
+            [np.diag(elapsed_s) * cells.tick_s, *(np.einsum("ik,jk->ij", seen, seen) for seen in self._seen)]
+        )
         self._noise = _tick_noise(ticks, powers_w, series)
-        among = np.tensordot(self._sizes, parts, 1) + sum(self._noise)
+        among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
         self._inverse = np.linalg.inv(among)
         # The prior mean of all powers is arbitrary, since labels may have any power.
         self._usual_w, self._total_j = float(np.median(powers_w)), float(increments_j.sum())
@@ -420,16 +426,8 @@ class _Block:
         wanted = self._cells.shares_of(inside_s)
         duration_s = inside_s.sum(1)
         # Covariances of the increments with the targets, and of the targets, for each size.
-        across = np.tensordot(
-            self._sizes,
-            np.array(
-                [
-                    seen_s * self._cells.tick_s,
-                    *(seen @ each.T for seen, each in zip(self._seen, wanted, strict=True)),
-                ]
-            ),
-            1,
-        )
+        shared = [np.einsum("nk,tk->nt", *each) for each in zip(self._seen, wanted, strict=True)]
+        across = np.einsum("sk,knt->snt", self._sizes, np.array([seen_s * self._cells.tick_s, *shared]))
         alone = self._sizes @ np.array(
             [duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)]
         )
