@@ -319,9 +319,6 @@ class _Cells:
         starts_s: Start of each cell (seconds).
         ends_s: End of each cell (seconds).
         owners: Index of the segment of each cell.
-        firsts: Index of the first cell of each segment.
-        effects: For course, late step, mean power and trend of a label a matrix with a column for each value:
-            what a value of one adds to the mean power of each cell. A deviation adds it to all of a segment.
     """
 
     def __init__(self, segments: Sequence[Segment], ticks: Sequence[Tick]) -> None:
@@ -347,37 +344,42 @@ class _Cells:
         starts, lengths, positions, owners, _ = map(np.array, zip(*cells, strict=True))
         self.starts_s, self.ends_s, self.owners = starts, starts + lengths, owners
         # Rounding may leave nothing of the inner part.
-        widths = np.maximum(lengths / tick_s, 1e-6)[:, None]
+        widths = np.maximum(lengths / tick_s, 1e-6)
         names = [segments[owner].label for owner in owners]
-        labels = _indicators(names)
-        first = np.diff(owners, prepend=-1)[:, None] > 0
-        courses = _indicators([(name, cell[4]) for name, cell in zip(names, cells, strict=True)])
-        # A course of independent parts has the same energy in each width; a late step has one energy.
-        self.firsts = np.flatnonzero(first)
-        self.effects = (
-            courses / np.sqrt(widths),
-            labels * first / widths,
-            np.hstack([ANY_POWER * labels, ANY_TREND * labels * positions[:, None]]),
+        first = np.diff(owners, prepend=-1) > 0
+        labels = _grouped(names)
+        # What a value of one adds to the mean power of each cell: a deviation of a segment; a course of
+        # independent parts, with the same energy in each width; a late step of one energy; mean and trend.
+        self._effects = (
+            ((_grouped(owners.tolist()), np.ones(len(owners))),),
+            ((_grouped([(name, cell[4]) for name, cell in zip(names, cells, strict=True)]), widths**-0.5),),
+            ((labels, first / widths),),
+            ((labels, np.full(len(owners), ANY_POWER)), (labels, ANY_TREND * positions)),
         )
 
     def shares_of(self, lengths_s: Any) -> list[Any]:
-        """Return the energy that each effect of one watt adds, from the time of each row in each cell."""
+        """Return the energy of one watt of each effect, by kind, from the time of each row in each cell."""
         import numpy as np
 
         return [
-            np.add.reduceat(lengths_s, self.firsts, axis=1),
-            *(np.einsum("ij,jk->ik", lengths_s, each) for each in self.effects),
+            np.hstack(
+                [
+                    np.add.reduceat((lengths_s * weights)[:, order], starts, axis=1)
+                    for (order, starts), weights in kind
+                ]
+            )
+            for kind in self._effects
         ]
 
 
-def _indicators(values: Sequence[Hashable]) -> Any:
-    """Return a matrix with a column for each different value, which is 1 in the rows of that value."""
+def _grouped(values: Sequence[Hashable]) -> tuple[Any, Any]:
+    """Return an order of the values in which equal ones follow each other, and where each of them begins."""
     import numpy as np
 
-    columns = {value: column for column, value in enumerate(dict.fromkeys(values))}
-    found = np.zeros((len(values), len(columns)))
-    found[range(len(values)), [columns[value] for value in values]] = 1.0
-    return found
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    found = np.array([numbers[value] for value in values])
+    order = np.argsort(found, kind="stable")
+    return order, np.flatnonzero(np.diff(found[order], prepend=-1))
 
 
 class _Block:
