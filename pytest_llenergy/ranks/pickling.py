@@ -18,7 +18,7 @@ import io
 import pickle
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -45,15 +45,24 @@ def dump_call(
         each for each in (*args, *kwargs.values()) if isinstance(each, (type, FunctionType, MethodType))
     ]
     names = {getattr(each, "__module__", None) for each in (called, *definitions)}
+    modules = list(_users_modules())
+    if elsewhere:
+        # What cannot cross by value, such as a structure of ctypes, may be importable there.
+        with suppress(Exception):
+            return _dump((function, args, kwargs), modules)
     by_value = [
         module
-        for module in _users_modules()
-        if elsewhere or module.__name__ in names or not _is_importable(module.__name__, str(module.__file__))
+        for module in modules
+        if module.__name__ in names or not _is_importable(module.__name__, str(module.__file__))
     ]
+    return _dump((function, args, kwargs), by_value)
+
+
+def _dump(call: object, by_value: Sequence[ModuleType]) -> bytes:
     try:
         for module in by_value:
             cloudpickle.register_pickle_by_value(module)
-        return bytes(cloudpickle.dumps((function, args, kwargs)))
+        return bytes(cloudpickle.dumps(call))
     finally:
         for module in by_value:
             cloudpickle.unregister_pickle_by_value(module)
