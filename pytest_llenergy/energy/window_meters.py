@@ -130,14 +130,6 @@ class LocalWindows:
             self._cpu[window] = before.until(self._read_cpu())
         return _done
 
-    def longest_wait_s(self) -> float:
-        """Return how long ``start`` and ``account_window`` may wait for the counters (seconds)."""
-        return TICK_TIMEOUT_S + self._sampler.slowest_s(NEIGHBOURS)
-
-    def is_settled(self, end_ns: int) -> bool:
-        """Return whether ``account_window`` need not wait for a window that ended then."""
-        return self._sampler.have_ticked(end_ns, NEIGHBOURS)
-
     def account_window(
         self, window: int, start_ns: int, end_ns: int, *, clock_u_ns: float = 0.0
     ) -> Callable[[], HostWindow]:

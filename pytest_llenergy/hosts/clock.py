@@ -69,7 +69,6 @@ class _Point:
 
     offset: Offset
     suspended_ns: tuple[int, int]
-    fault: str | None
 
 
 def read_suspended_ns() -> int:
@@ -130,9 +129,6 @@ class ClockLine:
         moments = [point.offset.at_ns for point in self._points]
         first = max(0, bisect_right(moments, begin_ns) - 1)
         points = self._points[first : bisect_right(moments, end_ns) + 1]
-        for point in points:
-            if point.fault is not None:
-                return point.fault
         for left, right in pairwise(points):
             fault = _explain_change(left, right)
             if fault is not None:
@@ -141,24 +137,14 @@ class ClockLine:
 
 
 def _evaluate(exchanges: Sequence[Exchange]) -> _Point:
-    """Intersect the intervals that the exchanges allow: never wider than that of the fastest one."""
+    """Return what the fastest exchange shows: its remote reading was made between the two local ones."""
     best = min(exchanges, key=lambda exchange: exchange.round_trip_ns)
-    at_ns = best.middle_ns
-
-    def drift_ns(each: Exchange) -> int:
-        return math.ceil(abs(each.middle_ns - at_ns) * DRIFT_PPM / 1e6)
-
-    lowest = max(each.remote_ns - each.received_ns - drift_ns(each) for each in exchanges)
-    highest = min(each.remote_ns - each.sent_ns + drift_ns(each) for each in exchanges)
-    fault = None
-    if lowest > highest:
-        fault = f"has a clock whose readings contradict each other by {(lowest - highest) / 1e6:.3g} ms"
-        lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
+    lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
     # Half a nanosecond is lost by rounding down.
-    offset = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, at_ns)
+    offset = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, best.middle_ns)
     # A pause between the readings of the two clocks makes a value too small.
     local, remote = zip(*(each.suspended_ns for each in exchanges), strict=True)
-    return _Point(offset, (max(local), max(remote)), fault)
+    return _Point(offset, (max(local), max(remote)))
 
 
 def _explain_change(left: _Point, right: _Point) -> str | None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -20,15 +19,13 @@ import msgspec
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
-from pytest_llenergy.hosts.base import Cluster, Gang, Shape
-from pytest_llenergy.hosts.client import AgentClient
-from pytest_llenergy.hosts.launchers import choose_shape
-from pytest_llenergy.hosts.rank_service import LeaseAnswer
+from pytest_llenergy.hosts.agent_ranks import LeaseAnswer
+from pytest_llenergy.hosts.launchers import Cluster, Gang, NeverError, Shape, choose_shape
 from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.hosts.timeouts import DESCRIBE_TIMEOUT_S
 from pytest_llenergy.ranks.plan import HostDevices
 from pytest_llenergy.ranks.pool import RankPool
-from pytest_llenergy.record.environment import BOOT_ID, Environment, describe_unlike, is_same_boot
+from pytest_llenergy.record.environment import Environment, describe_unlike, is_same_boot
 from pytest_llenergy.record.record import Flag
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
@@ -58,48 +55,59 @@ class GangLease:
     Attributes:
         lease: All its devices, in the order of the ranks.
         hosts: Its devices on each host.
-        clients: The agents of these hosts.
+        remote_hosts: These hosts.
         environments: Machine and packages of these hosts, by name.
         flags: What a reader of the record must know about the hosts.
     """
 
     lease: Lease
     hosts: Sequence[HostDevices]
-    clients: Sequence[AgentClient]
+    remote_hosts: Sequence[RemoteHost]
     environments: Mapping[str, Environment]
     flags: Sequence[Flag] = ()
 
     @property
-    def boards(self) -> list[tuple[AgentClient, Sequence[str]]]:
+    def boards(self) -> list[tuple[RemoteHost, Sequence[str]]]:
         """Each host with the UUIDs of its leased boards."""
-        return [(client, each.lease.uuids) for client, each in zip(self.clients, self.hosts, strict=True)]
+        return [(host, each.lease.uuids) for host, each in zip(self.remote_hosts, self.hosts, strict=True)]
 
 
 @dataclass
 class _Held:
-    """A gang with its hosts, and what the last test leased on them.
+    """A gang, and what the last test leased on its hosts.
 
     ``request`` is that of the test, and ``share`` what it asks of each host.
     """
 
     shape: Shape
     gang: Gang
-    hosts: Mapping[str, RemoteHost]
     request: GpuRequest | None = None
     share: GpuRequest | None = None
     lease: GangLease | None = None
 
+    @property
+    def hosts(self) -> dict[str, RemoteHost]:
+        """Its hosts, by name."""
+        return {host.name: host for host in self.gang.hosts}
+
+
+def open_cluster(name: str, environment: Mapping[str, str]) -> Cluster:
+    """Return the launcher ``slurm``, ``ray`` or ``ray:HOST:PORT``, with the environment of the run.
+
+    Raises ``PlanError`` if it is not available here, ``WorkerError`` if it does not answer.
+    """
+    kind, _, address = name.partition(":")
+    if kind == "slurm":
+        from pytest_llenergy.hosts.slurm import SlurmCluster
+
+        return SlurmCluster(environment)
+    from pytest_llenergy.hosts.ray import RayCluster
+
+    return RayCluster(address or environment.get("RAY_ADDRESS"))
+
 
 class BusyBoardsError(DeviceError):
     """Other processes still used boards without a lease when the wait for them ended."""
-
-
-class _ShortHostError(Exception):
-    """A host has fewer GPUs that fit than its share."""
-
-    def __init__(self, host: str, message: str) -> None:
-        super().__init__(message)
-        self.host = host
 
 
 def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
@@ -109,38 +117,23 @@ def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
     )
 
 
-def _refuse_same_boards(leases: Mapping[str, Lease]) -> None:
-    """Refuse hosts that show the same board, whose joules would be counted twice.
+def _refuse_same(hosts: Mapping[str, RemoteHost], leases: Mapping[str, Lease], *, exclusive: bool) -> None:
+    """Refuse hosts that show the same board or machine, whose energy would be counted twice.
 
     Raises:
         DeviceError: Names both hosts.
     """
     owners: dict[str, str] = {}
-    for name, lease in leases.items():
-        for uuid in lease.uuids:
+    for name, host in hosts.items():
+        for uuid in leases[name].uuids:
             if (other := owners.setdefault(uuid, name)) != name:
                 raise DeviceError(f"{other} and {name} both show {uuid}: give each board to one of them")
-
-
-def _refuse_same_machine(clients: Sequence[AgentClient]) -> None:
-    """Refuse two agents on one machine if a meter reads the whole machine, whose joules would count twice.
-
-    Raises:
-        DeviceError: Names both hosts.
-    """
-    for one, other in combinations(clients, 2):
-        found, others = one.facts.boot_id, other.facts.boot_id
-        if is_same_boot(found, others):
-            are, remedy = "are", "start one agent on each machine"
-        elif not (found and others):
-            unknown = other if found else one
-            are, remedy = "may be", f"let {unknown.name} read {BOOT_ID}"
-        else:
-            continue
-        raise DeviceError(
-            f"{one.name} and {other.name} {are} one machine, which --energy-meter would read twice: name "
-            f"meters of GPUs, or {remedy}"
-        )
+        for other in hosts if exclusive else ():
+            if other != name and is_same_boot(host.facts.boot_id, hosts[other].facts.boot_id):
+                raise DeviceError(
+                    f"{name} and {other} are one machine, which --energy-meter would read twice: name meters "
+                    "of GPUs, or start one agent on each machine"
+                )
 
 
 class GangKeeper:
@@ -192,28 +185,22 @@ class GangKeeper:
                 self._give_back()
             elif held is not None and held.lease is not None and held.request == request:
                 return held.lease
-            # Hosts whose GPUs are not those that the test wants.
-            short: dict[str, str] = {}
-            while True:
-                avoid = {**self._lost, **short}
-                offers = [each for each in self._cluster.offers() if each.name not in avoid]
-                shape = choose_shape(request, offers)
-                held = self._held
-                if held is None or held.shape != shape or short:
-                    self._give_back()
-                    held = self._held = self._start(shape, on_wait, avoid)
-                elif held.lease is not None and held.share == _share_of_host(request, shape):
-                    # The same devices, requested with another ``per_host`` or fallback.
-                    held.request = request
-                    return held.lease
-                try:
-                    return self._lease_devices(held, request, test, exclusive, on_wait)
-                except _ShortHostError as error:
-                    short[error.host] = str(error)
-                except BaseException:
-                    self._note_lost(held)
-                    self._give_back()
-                    raise
+            offers = [each for each in self._cluster.offers() if each.name not in self._lost]
+            shape = choose_shape(request, offers)
+            held = self._held
+            if held is None or held.shape != shape:
+                self._give_back()
+                held = self._held = self._start(shape, on_wait)
+            elif held.lease is not None and held.share == _share_of_host(request, shape):
+                # The same devices, requested with another ``per_host`` or fallback.
+                held.request = request
+                return held.lease
+            try:
+                return self._lease_devices(held, request, test, exclusive, on_wait)
+            except BaseException:
+                self._note_lost(held)
+                self._give_back()
+                raise
 
     def finish_test(self) -> None:
         """Keep hosts and ranks for the next test, for a while."""
@@ -243,20 +230,20 @@ class GangKeeper:
             self._give_back()
             self._cluster.close()
 
-    def _start(self, shape: Shape, on_wait: Callable[[str], None], avoid: Mapping[str, str]) -> _Held:
+    def _start(self, shape: Shape, on_wait: Callable[[str], None]) -> _Held:
         options = self._options
         if shape in self._failed:
             raise WorkerError(f"not started again: {self._failed[shape]}")
         begin_s = time.monotonic()
         try:
-            gang = self._cluster.gang(shape, options.lease_timeout, on_wait, avoid)
+            gang = self._cluster.gang(shape, options.lease_timeout, on_wait, self._lost)
         except WorkerError as error:
             if time.monotonic() - begin_s >= SLOW_START_S:
                 self._failed[shape] = str(error)
             raise
-        method, logs = options.start_method, options.rank_logs
-        hosts = {client.name: RemoteHost(client, method, logs) for client in gang.hosts}
-        return _Held(shape, gang, hosts)
+        for host in gang.hosts:
+            host.start_method, host.logs = options.start_method, options.rank_logs
+        return _Held(shape, gang)
 
     def _lease_devices(
         self,
@@ -272,33 +259,19 @@ class GangKeeper:
         held.request, held.share = request, _share_of_host(request, held.shape)
         leases: dict[str, Lease] = {}
         flags: list[Flag] = []
-        for name in sorted(held.hosts):
-            answer = self._lease_on(held.hosts[name], held.share, test, exclusive, on_wait)
-            if answer.shortage is not None:
-                raise _ShortHostError(name, f"{name}: {answer.shortage}")
-            if answer.busy is not None:
-                raise BusyBoardsError(f"{name}: {answer.busy}")
-            assert answer.lease is not None
-            leases[name] = answer.lease
-            flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in answer.flags]
-        clients = held.gang.hosts
-        _refuse_same_boards(leases)
-        if exclusive:
-            _refuse_same_machine(clients)
-        for client in clients:
-            if client.unlike_pytest:
-                detail = f"{client.name}: {'; '.join(client.unlike_pytest)}"
-                flags.append(Flag(name="host", severity="warning", detail=detail))
-        devices = [
-            HostDevices(client.name, leases[client.name], held.hosts[client.name].usable_cpus())
-            for client in clients
-        ]
-        environments = self._describe(clients)
+        hosts = held.hosts
+        for name in sorted(hosts):
+            found = self._lease_on(hosts[name], held.share, test, exclusive, on_wait)
+            leases[name] = found.lease
+            flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in found.flags]
+        _refuse_same(hosts, leases, exclusive=exclusive)
+        devices = [HostDevices(name, leases[name], host.usable_cpus()) for name, host in hosts.items()]
+        environments = self._describe(held.gang.hosts)
         if unlike := describe_unlike(environments):
             flags.append(Flag(name="host", severity="note", detail=unlike))
-        self._pool.use_hosts(held.hosts)
+        self._pool.use_hosts(hosts)
         lease = join_leases([each.lease for each in devices])
-        held.lease = GangLease(lease, devices, clients, environments, flags)
+        held.lease = GangLease(lease, devices, held.gang.hosts, environments, flags)
         return held.lease
 
     def _lease_on(
@@ -311,44 +284,38 @@ class GangKeeper:
     ) -> LeaseAnswer:
         """Lease devices of one host, and report who holds or uses them meanwhile."""
         options = self._options
-        deadline_s = time.monotonic() + options.lease_timeout
+        begin_s = time.monotonic()
         while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
+            passed_s = time.monotonic() - begin_s
             try:
                 # An agent that waits answers nothing else, such as a request to stop waiting.
                 answer = host.lease(
                     request,
                     exclusive=exclusive,
-                    wait_s=min(left_s, WAIT_S),
-                    busy_timeout_s=min(options.busy_timeout, WAIT_S),
+                    wait_s=min(max(0.0, options.lease_timeout - passed_s), WAIT_S),
+                    busy_timeout_s=min(max(0.0, options.busy_timeout - passed_s), WAIT_S),
                     test=test,
                 )
-                return self._await_free(host, answer, on_wait)
             except LeaseTimeoutError as error:
-                if left_s <= WAIT_S:
+                if passed_s + WAIT_S >= options.lease_timeout:
                     total = f"{error}; {options.lease_timeout:g} s in all (--energy-lease-timeout)"
                     raise LeaseTimeoutError(total) from None
                 on_wait(str(error))
-
-    def _describe(self, clients: Sequence[AgentClient]) -> dict[str, Environment]:
-        """Return machine and packages of each host, which is asked once in a run."""
-        new = [client for client in clients if client.name not in self._environments]
-        pending = [client.begin("host.environment") for client in new]
-        for client, each in zip(new, pending, strict=True):
-            found = each.result(DESCRIBE_TIMEOUT_S)
-            self._environments[client.name] = msgspec.convert(found, Environment)
-        return {client.name: self._environments[client.name] for client in clients}
-
-    def _await_free(
-        self, host: RemoteHost, answer: LeaseAnswer, on_wait: Callable[[str], None]
-    ) -> LeaseAnswer:
-        """Wait for processes that use leased boards of a host without a lease."""
-        total_s = self._options.busy_timeout
-        begin_s = time.monotonic() - min(total_s, WAIT_S)
-        while answer.busy is not None and (waited_s := time.monotonic() - begin_s) < total_s:
+                continue
+            if answer.shortage is not None:
+                raise NeverError(f"{host.name}: {answer.shortage}")
+            if answer.busy is None:
+                return answer
+            if passed_s + WAIT_S >= options.busy_timeout:
+                raise BusyBoardsError(f"{host.name}: {answer.busy}")
             on_wait(f"{host.name}: {answer.busy}")
-            answer = host.await_free(min(total_s - waited_s, WAIT_S), waited_s)
-        return answer
+
+    def _describe(self, hosts: Sequence[RemoteHost]) -> dict[str, Environment]:
+        """Return machine and packages of each host, which is asked once in a run."""
+        new = [host for host in hosts if host.name not in self._environments]
+        for host, each in zip(new, [host.begin("host.environment") for host in new], strict=True):
+            self._environments[host.name] = each.result(DESCRIBE_TIMEOUT_S)
+        return {host.name: self._environments[host.name] for host in hosts}
 
     def _note_lost(self, held: _Held) -> bool:
         """Remember hosts that were lost. Returns whether any was.

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts of a Ray cluster. Ray allocates GPUs and starts agents; it neither runs nor watches ranks.
 
-pytest's own process never connects to Ray: see ``ray_broker``.
+pytest's own process never connects to Ray: see ``ray_client``.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import platform
 import re
@@ -18,31 +17,32 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from multiprocessing.connection import wait
 from typing import IO, Any
 
 import psutil
 
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.hosts.base import NONE_LOST, BusyError, HostOffer, NeverError, Shape
-from pytest_llenergy.hosts.client import AgentClient, accept_agents, close_all, give_up_with
-from pytest_llenergy.hosts.wire import Listener
+from pytest_llenergy.hosts.connection import Listener
+from pytest_llenergy.hosts.launchers import NONE_LOST, BusyError, HostOffer, NeverError, Shape
+from pytest_llenergy.hosts.peer import Peer
+from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents, close_all
 from pytest_llenergy.ranks import guard
+from pytest_llenergy.ranks.transport import connection_pair
 from pytest_llenergy.record.text import shorten
 
 #: ``HOST:PORT``, or ``[ADDRESS]:PORT`` for IPv6.
 ADDRESS = re.compile(r"([^][:/\s]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
-#: What messages call the broker.
-BROKER = "the process that speaks to the Ray cluster"
+#: What messages call the other process.
+CLIENT = "the process that speaks to the Ray cluster"
 
-#: Time limit for the broker to connect to a cluster (seconds).
-CONNECT_TIMEOUT_S = 60.0
-#: Time limit for the broker's answers, without the time that a request may wait for GPUs (seconds).
-ANSWER_TIMEOUT_S = 30.0
+#: Time limits to connect to a cluster, for its answers, and for a word on agents that have ended (seconds).
+CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S, ENDED_TIMEOUT_S = 60.0, 30.0, 1.0
 #: Time limit for all agents of a gang to connect, once it has its GPUs (seconds).
 AGENTS_TIMEOUT_S = 60.0
-#: How much of the broker's output is read (bytes), and how much of it a message quotes (characters).
+#: How long one call waits for GPUs that others hold (seconds); those that were just released are free then.
+WAIT_S = 1.0
+#: How much of the other process's output is read (bytes), and how much of it a message quotes (characters).
 TAIL_BYTES, QUOTED = 2000, 200
 #: Time, processes and place, with which each message in Ray's own log begins.
 LOG_PREFIX = re.compile(r"^\[[^]]*\] (\S+:\d+: )?")
@@ -52,7 +52,7 @@ LOG_PREFIX = re.compile(r"^\[[^]]*\] (\S+:\d+: )?")
 PROGRAM = """
 import runpy, sys
 sys.path[:] = [sys.argv.pop(1), *filter(None, sys.path)]
-runpy.run_module("pytest_llenergy.hosts.ray_broker", run_name="__main__", alter_sys=True)
+runpy.run_module("pytest_llenergy.hosts.ray_client", run_name="__main__", alter_sys=True)
 """
 
 
@@ -76,20 +76,17 @@ class RayCluster:
                 f"{self.address!r} is not an address that hosts of a Ray cluster use: name HOST:PORT, which "
                 "`ray start` prints, and run pytest on a host of the cluster"
             )
-        self._broker = _Broker(self.address)
+        self._client = _Client(self.address)
         # From now on: another cluster may start on this host.
-        self.address = self._broker.address
+        self.address = self._client.address
         self._numbers = itertools.count(1)
         self._gangs: list[RayGang] = []
         #: Why the cluster is not asked again.
-        self._failed: str | None = None
+        self._silent: str | None = None
 
     def offers(self) -> Sequence[HostOffer]:
         """See ``Cluster``."""
-        return [
-            HostOffer(offer["name"], offer["gpus"], "; ".join(offer["holders"]) or None)
-            for offer in self._request("offers")
-        ]
+        return [HostOffer(name, gpus) for name, gpus in self._ask("offers")]
 
     def gang(
         self,
@@ -101,75 +98,64 @@ class RayCluster:
         """See ``Cluster``."""
         number = next(self._numbers)
         owner = f"{psutil.Process().username()}, process {os.getpid()} on {platform.node()}"
-        listener = Listener()
+        name = f"pytest-llenergy {number} of {owner}"
         try:
-            answer = self._request(
-                "gang",
-                wait_s + ANSWER_TIMEOUT_S,
-                lambda holders: on_wait(f"{shape} of {self._name}: {_describe_holders(holders)}"),
-                gang=number,
-                name=f"pytest-llenergy {number} of {owner}",
-                hosts=shape.hosts,
-                per_host=shape.per_host,
-                wait_s=wait_s,
-                avoid=list(avoid),
-                invitation=listener.invitation.encode(),
+            fits = self._ask("place", number, name, shape.hosts, shape.per_host, list(avoid))
+            if not fits or not self._await_group(number, shape, wait_s, on_wait):
+                raise NeverError(self._explain_never(shape, avoid))
+            listener = Listener()
+            names = self._ask("start", number, shape.per_host, listener.invitation.encode())
+            client = self._client
+            hosts = accept_agents(
+                listener, names, AGENTS_TIMEOUT_S, lambda: client.explain_start(number, names)
             )
-            self._refuse(answer, shape, wait_s, avoid)
-            names = answer["names"]
-            clients = accept_agents(
-                listener, names, AGENTS_TIMEOUT_S, lambda: self._broker.explain(number, names)
-            )
-            _refuse_niceness(clients)
-            self._broker.end_with(clients)
         except BaseException:
             # Also on Ctrl-C while it waits.
-            self._broker.release(number)
-            listener.close()
+            self._client.release(number)
             raise
-        gang = RayGang(clients, listener, self._broker, number)
-        self._gangs.append(gang)
-        return gang
+        self._gangs = [*(each for each in self._gangs if not each.closed), RayGang(hosts, client, number)]
+        client.end_with(hosts)
+        return self._gangs[-1]
 
-    def _request(
-        self,
-        verb: str,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-        on_wait: Callable[[list[str]], object] = len,
-        **arguments: Any,
-    ) -> Any:
-        """Return the broker's answer; a cluster that has not answered once is not asked again."""
-        if self._failed is not None:
-            raise WorkerError(self._failed)
+    def _await_group(self, number: int, shape: Shape, wait_s: float, on_wait: Callable[[str], None]) -> bool:
+        """Wait for the GPUs of a gang. Returns whether it can have them at all."""
+        deadline_s = time.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            found = self._ask("await_group", number, min(left_s, WAIT_S))
+            if isinstance(found, str):
+                return found == "ready"
+            holders = f"held by {'; '.join(found) or 'other jobs of the cluster'}"
+            if left_s <= WAIT_S:
+                raise BusyError(f"{self._name} did not free {shape} within {wait_s:g} s: {holders}")
+            on_wait(f"{shape} of {self._name}: {holders}")
+
+    def _explain_never(self, shape: Shape, avoid: Mapping[str, str]) -> str:
+        exist = ", ".join(f"{each.name} has {each.devices}" for each in self.offers()) or "it has no hosts"
+        left_out = "".join(f"; not used: {reason}" for reason in avoid.values())
+        return f"{self._name} cannot provide {shape}: {exist}{left_out}"
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """Return the cluster's answer; one that has not answered once is not asked again."""
+        if self._silent is not None:
+            raise WorkerError(self._silent)
+        if self._client.lost is not None:
+            # Its agents ended with it, and nothing else is wrong.
+            self._client.close()
+            self._client = _Client(self.address)
+        begin_s = time.monotonic()
         try:
-            if self._broker.has_ended:
-                # Its agents ended with it, and nothing else is wrong.
-                self._broker.close()
-                self._broker = _Broker(self.address)
-            return self._broker.request(verb, timeout_s, on_wait, **arguments)
-        except _SilentError as error:
-            self._failed = f"{error}; it is not asked again"
-            raise WorkerError(str(error)) from None
-
-    def _refuse(
-        self, answer: Mapping[str, Any], shape: Shape, wait_s: float, avoid: Mapping[str, str]
-    ) -> None:
-        if "never" in answer:
-            exist = (
-                ", ".join(f"{each.name} has {each.devices}" for each in self.offers()) or "it has no hosts"
-            )
-            left_out = "".join(f"; not used: {reason}" for reason in avoid.values())
-            raise NeverError(f"{self._name} cannot provide {shape}: {exist}{left_out}")
-        if "busy" in answer:
-            raise BusyError(
-                f"{self._name} did not free {shape} within {wait_s:g} s: {_describe_holders(answer['busy'])}"
-            )
+            return self._client.call(f"ray.{method}", ANSWER_TIMEOUT_S, *args)
+        except WorkerError as error:
+            if time.monotonic() - begin_s >= ANSWER_TIMEOUT_S:
+                self._silent = f"{error}; it is not asked again"
+            raise
 
     def close(self) -> None:
         """See ``Cluster``."""
         for gang in self._gangs:
             gang.close()
-        self._broker.close()
+        self._client.close()
 
     @property
     def _name(self) -> str:
@@ -179,192 +165,107 @@ class RayCluster:
 class RayGang:
     """Hosts whose GPUs one placement group holds. Implements ``Gang``."""
 
-    def __init__(
-        self, clients: Sequence[AgentClient], listener: Listener, broker: _Broker, number: int
-    ) -> None:
-        self.hosts: Sequence[AgentClient] = clients
-        #: Ranks connect to it later.
-        self._listener = listener
-        self._broker = broker
-        self._number = number
+    def __init__(self, hosts: Sequence[RemoteHost], client: _Client, number: int) -> None:
+        self.hosts: Sequence[RemoteHost] = hosts
+        self.closed = False
+        self._client, self._number = client, number
 
     def lost(self) -> Mapping[str, str]:
         """See ``Gang``. What Ray has found out by now is added."""
-        reasons = {client: client.lost for client in self.hosts if client.lost is not None}
-        ended = self._broker.ended(self._number) if reasons else {}
-        # Ray may have ended the agents before this process noticed that the broker has gone.
-        everywhere = self._broker.explain_end() if reasons and self._broker.has_ended else ""
+        lost = {host: host.lost for host in self.hosts if host.lost is not None}
+        ended = self._client.ended(self._number) if lost else {}
+        # Ray may have ended the agents before this process noticed that the other one has gone.
+        everywhere = self._client.lost or ""
         found = {}
-        for client, reason in reasons.items():
-            more = (ended.get(client.slot), "" if BROKER in reason else everywhere)
-            found[client.name] = "; ".join(filter(None, (reason, *more)))
+        for host, reason in lost.items():
+            more = (ended.get(host.slot), "" if CLIENT in reason else everywhere)
+            found[host.name] = "; ".join(filter(None, (reason, *more)))
         return found
 
     def close(self) -> None:
         """See ``Gang``."""
+        self.closed = True
         close_all(self.hosts)
-        self._listener.close()
-        self._broker.release(self._number)
+        self._client.release(self._number)
 
 
-class _SilentError(WorkerError):
-    """The cluster has not answered within a time limit."""
-
-
-class _Broker:
-    """pytest's side of the broker. It ends with this process, or with the thread that starts it.
+class _Client(Peer):
+    """pytest's side of the process. It ends with this one, or with the thread that starts it.
 
     Attributes:
         address: ``HOST:PORT`` of the cluster.
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
-        self._numbers = itertools.count(1)
-        self._buffer = b""
-        #: Why agents have ended, by gang and slot.
-        self._ended: dict[int, dict[int, str]] = {}
-        #: Hosts of the gangs. Those that were closed leave it when the next gang starts.
-        self._clients: list[AgentClient] = []
+        #: Hosts of the gangs.
+        self._hosts: list[RemoteHost] = []
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        self._popen: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, guard.PACKAGE_PARENT, str(os.getpid()), address],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            bufsize=0,
-            start_new_session=True,
+        ours, theirs = connection_pair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", PROGRAM, guard.PACKAGE_PARENT),
+                    *(str(os.getpid()), str(theirs.fileno())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        super().__init__(
+            ours,
+            f"Ray cluster {address}",
+            lambda _: f"{CLIENT} {address} has ended{self._tail()}",
+            local=True,
         )
-        assert self._popen.stdin is not None
-        assert self._popen.stdout is not None
-        self._stdin: IO[bytes] = self._popen.stdin
-        self._stdout: IO[bytes] = self._popen.stdout
+        self.on_lost = self._give_up_hosts
         try:
-            answer = self._receive(time.monotonic() + CONNECT_TIMEOUT_S)
-            if "error" in answer:
-                raise WorkerError(f"Ray cluster {address}: {answer['error']}")
-            self.address: str = answer["ok"]
-            # One thread for all gangs.
-            give_up_with(self._popen.pid, self._clients, self.explain_end)
+            self.address: str = self.call("ray.connect", CONNECT_TIMEOUT_S, address)
         except BaseException:
             self.close()
             raise
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._popen.poll() is not None
-
-    def request(
-        self,
-        verb: str,
-        timeout_s: float = ANSWER_TIMEOUT_S,
-        on_wait: Callable[[list[str]], object] = len,
-        **arguments: Any,
-    ) -> Any:
-        """Return the answer.
-
-        Args:
-            verb: A verb of the broker.
-            timeout_s: Time limit (seconds).
-            on_wait: Called with the holders of GPUs whenever they change.
-            **arguments: JSON values.
-
-        Raises:
-            WorkerError: The broker is gone or does not answer, or Ray refuses.
-        """
-        number = self._send(verb, arguments)
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            answer = self._receive(deadline_s)
-            if answer.get("event") == "waiting":
-                on_wait(answer["holders"])
-            if answer.get("id") == number:
-                if "error" in answer:
-                    raise WorkerError(f"Ray cluster {self._address}: {answer['error']}")
-                return answer["ok"]
-
     def release(self, gang: int) -> None:
         """Free the GPUs of a gang. Ray ends its actors, if they have not ended."""
-        with suppress(WorkerError):
-            self._send("release", {"gang": gang})
+        self.begin("ray.release", gang)
 
     def ended(self, gang: int) -> Mapping[int, str]:
         """Return why agents have ended, by slot, as far as Ray has found out."""
+        found: dict[int, str] = {}
         with suppress(WorkerError):
-            while wait([self._stdout.fileno()], 0):
-                self._receive(time.monotonic())
-        return self._ended.get(gang, {})
+            found = self.call("actors.ended", ENDED_TIMEOUT_S, gang)
+        return found
 
-    def explain(self, gang: int, names: Sequence[str]) -> str | None:
+    def explain_start(self, gang: int, names: Sequence[str]) -> str | None:
         """Return why an agent cannot come any more, or None."""
         for slot, reason in self.ended(gang).items():
             return f"{names[slot]}: {reason}"
-        return self.explain_end() if self._popen.poll() is not None else None
+        return self.lost
 
-    def end_with(self, clients: Sequence[AgentClient]) -> None:
-        """Give hosts up when the broker ends: Ray ends their agents then, if its head answers."""
-        self._clients[:] = [*(each for each in self._clients if each.lost is None), *clients]
-        if self.has_ended:
-            # Perhaps before the thread that waits for that could know these hosts.
-            for each in self._clients:
-                each.give_up(self.explain_end())
+    def end_with(self, hosts: Sequence[RemoteHost]) -> None:
+        """Give hosts up when the process ends: Ray ends their agents then, if its head answers."""
+        self._hosts = [*(each for each in self._hosts if each.lost is None), *hosts]
+        if self.lost is not None:
+            self._give_up_hosts(self.lost)
 
     def close(self) -> None:
-        """End the broker, and with it everything that it has started in the cluster."""
-        for each in (self._stdin, self._stdout):
-            each.close()
+        """End the process, and with it everything that it has started in the cluster."""
+        super().close()
         self._popen.kill()
         self._popen.wait()
         self._log.close()
 
-    def _send(self, verb: str, arguments: Mapping[str, Any]) -> int:
-        number = next(self._numbers)
-        try:
-            self._stdin.write(json.dumps({"id": number, "verb": verb, **arguments}).encode() + b"\n")
-        except (OSError, ValueError):
-            raise WorkerError(self.explain_end()) from None
-        return number
-
-    def _receive(self, deadline_s: float) -> dict[str, Any]:
-        """Return the next answer or event; note why agents have ended."""
-        while b"\n" not in self._buffer:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if not wait([self._stdout.fileno()], left_s):
-                raise _SilentError(f"Ray cluster {self._address} does not answer{self._tail()}")
-            part = os.read(self._stdout.fileno(), 1 << 16)
-            if not part:
-                raise WorkerError(self.explain_end())
-            self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        if answer.get("event") == "ended":
-            self._ended.setdefault(answer["gang"], {})[answer["slot"]] = answer["reason"]
-        return answer
-
-    def explain_end(self) -> str:
-        """Return that the process has ended, with the last line of its output."""
-        return f"{BROKER} {self._address} has ended{self._tail()}"
+    def _give_up_hosts(self, reason: str) -> None:
+        for each in self._hosts:
+            if each.lost is None:
+                each.give_up(reason)
 
     def _tail(self) -> str:
+        """Return the last line of its output, as the end of a message."""
         with suppress(OSError, ValueError):
             size = os.fstat(self._log.fileno()).st_size
-            lines = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(
-                errors="replace"
-            )
-            if lines.strip():
-                return f": {shorten(LOG_PREFIX.sub('', lines.strip().rpartition(chr(10))[2]), QUOTED)}"
+            output = os.pread(self._log.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES))
+            if lines := output.decode(errors="replace").strip():
+                return f": {shorten(LOG_PREFIX.sub('', lines.rpartition(chr(10))[2]), QUOTED)}"
         return ""
-
-
-def _refuse_niceness(clients: Sequence[AgentClient]) -> None:
-    """Refuse hosts whose ranks would be at Ray's nice 15: other processes would take their time."""
-    for client in clients:
-        for difference in client.unlike_pytest:
-            if difference.startswith("niceness"):
-                close_all(clients)
-                raise WorkerError(f"{client.name}: {difference}: start Ray there with RAY_worker_niceness=0")
-
-
-def _describe_holders(holders: Sequence[str]) -> str:
-    return f"held by {'; '.join(holders)}" if holders else "Ray does not report who holds them"

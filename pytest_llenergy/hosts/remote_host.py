@@ -1,125 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks on another host, as pytest controls them through its agent (see ``rank_service``)."""
+"""Another host, as pytest uses it through its agent: a ``Host`` whose clock has an offset."""
 
 from __future__ import annotations
 
-import os
+import itertools
+import pickle
+import resource
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pytest_llenergy.devices.board_settings import GpuSettings, SettingsRefusedError
 from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.hosts.client import AgentClient
-from pytest_llenergy.hosts.meeting import Offer, arrange_meetings
-from pytest_llenergy.hosts.rank_service import LeaseAnswer
-from pytest_llenergy.hosts.timeouts import AUTHENTICATION_TIMEOUT_S
-from pytest_llenergy.ranks import timeouts
+from pytest_llenergy.hosts import timeouts
+from pytest_llenergy.hosts.agent_ranks import LeaseAnswer
+from pytest_llenergy.hosts.clock import ClockLine, Exchange, Offset, read_suspended_ns
+from pytest_llenergy.hosts.connection import HELLO, MAX_MESSAGE_BYTES, Listener, end_addresses
+from pytest_llenergy.hosts.host_facts import HostFacts, describe, refuse_differences
+from pytest_llenergy.hosts.peer import Peer
 from pytest_llenergy.ranks.host import StartedRank, StartMethod
-from pytest_llenergy.ranks.plan import ProcessPlan
+from pytest_llenergy.ranks.plan import INTERFACES, ProcessPlan
+from pytest_llenergy.record.record import BoardSettings
 
-#: Time limit for an answer about ranks. The agent may have to wait for its supervisor.
-ANSWER_TIMEOUT_S = timeouts.SUPERVISOR_ANSWER_TIMEOUT_S + timeouts.GROUP_KILL_TIMEOUT_S
+#: Exchanges of clock readings when a gang starts, and in each gap between rounds.
+FIRST_EXCHANGES, LATER_EXCHANGES = 32, 8
+
+#: Open files of pytest for each host with its ranks, and those that it keeps for everything else.
+FILES_PER_HOST, SPARE_FILES = 32, 128
+
+#: Time limit for settings of boards: for the first answer of the driver, its last one, and between.
+SETTINGS_TIMEOUT_S = 4 * QUERY_TIMEOUT_S
 
 
-class RemoteHost:
-    """A ``Host`` with an agent.
+class RemoteHost(Peer):
+    """A ``Host`` with an agent, whose leases, clock and meters are asked for, too.
 
-    Args:
-        client: Its agent.
-        start_method: How ranks start.
-        logs: Directory on that host which keeps the output of the ranks, below the name of the host: several
-            hosts may share it.
+    Attributes:
+        name: Its name in messages and of its domains.
+        slot: Its position in the gang.
+        facts: What its agent reports about it.
+        clock: Its clock against pytest's.
+        start_method: How its ranks start.
+        logs: Directory on it which keeps the output of ranks, below its name: several hosts may share it.
     """
 
-    def __init__(self, client: AgentClient, start_method: StartMethod, logs: Path | None = None) -> None:
-        self._client = client
-        self.name = client.name
-        self._start_method = start_method
-        self._logs = None if logs is None else logs / client.name
-        self._groups: set[str] = set()
+    def __init__(self, connection: Connection, name: str, slot: int, facts: HostFacts) -> None:
+        self.slot, self.facts = slot, facts
+        self.clock = ClockLine()
+        self.start_method: StartMethod = "spawn"
+        self.logs: Path | None = None
+        #: The addresses of pytest's host and of this one on their connection.
+        self.addresses = end_addresses(connection)
+        self._channels = itertools.count()
+        self._exchanging = threading.Lock()
+        super().__init__(connection, name, lambda reason: f"{name}: its agent {reason}")
 
-    def call(self, verb: str, **arguments: Any) -> Any:
-        """Return the answer to a request about ranks; raises as ``AgentClient.call`` does."""
-        return self._client.call(f"ranks.{verb}", ANSWER_TIMEOUT_S, **arguments)
+    # Clock
+
+    def exchange(self, count: int = LATER_EXCHANGES) -> Offset:
+        """Read both clocks ``count`` times, add the readings to ``clock``, and return the offset.
+
+        Several threads may call it, one after the other: groups of readings must not overlap.
+
+        Raises:
+            WorkerError: The host is lost.
+        """
+        exchanges = []
+        with self._exchanging:
+            for _ in range(count):
+                slept_ns = read_suspended_ns()
+                pending = self.begin("clock")
+                remote_ns, remote_slept_ns = pending.result(timeouts.MISSED_S)
+                exchanges.append(
+                    Exchange(pending.sent_ns, remote_ns, pending.received_ns, (slept_ns, remote_slept_ns))
+                )
+            return self.clock.add(exchanges)
+
+    def to_local(self, time_ns: int) -> int:
+        """See ``Host``."""
+        return self.clock.to_local(time_ns)
+
+    # Devices
 
     def lease(
         self, request: GpuRequest | None, *, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
     ) -> LeaseAnswer:
-        """Lease devices of the host for ranks that start from now on, instead of earlier ones.
+        """Lease devices for ranks that start from now on, instead of earlier ones.
 
-        Args:
-            request: The devices; None for the CPU.
-            exclusive: Whether the test needs the host for itself.
-            wait_s: How long to queue for them (seconds).
-            busy_timeout_s: How long to wait for processes that use them without a lease (seconds).
-            test: Its name, which other waiting processes show.
-
-        Raises:
-            DeviceError: The devices are not free in time, or the driver does not answer.
-            WorkerError: The host is lost.
+        It waits ``wait_s`` in the queue, and ``busy_timeout_s`` for processes without a lease. ``exclusive``
+        is whether the ``test`` needs the host for itself. Raises ``DeviceError`` if they do not become free.
         """
-        answer = self._client.call(
-            "ranks.lease",
-            wait_s + busy_timeout_s + ANSWER_TIMEOUT_S,
-            request=msgspec.to_builtins(request),
-            exclusive=exclusive,
-            wait_s=wait_s,
-            busy_timeout_s=busy_timeout_s,
-            test=test,
+        limit_s = wait_s + busy_timeout_s + timeouts.ANSWER_TIMEOUT_S
+        answer: LeaseAnswer = self.call(
+            "ranks.lease", limit_s, request, exclusive, wait_s, busy_timeout_s, test
         )
-        return msgspec.convert(answer, LeaseAnswer)
-
-    def await_free(self, timeout_s: float, waited_s: float) -> LeaseAnswer:
-        """Wait longer for processes that use the leased devices without a lease; raises as ``lease`` does.
-
-        Args:
-            timeout_s: How long to wait (seconds).
-            waited_s: How long pytest has waited for them before.
-        """
-        limit_s = timeout_s + ANSWER_TIMEOUT_S
-        answer = self._client.call("ranks.await_free", limit_s, wait_s=timeout_s, waited_s=waited_s)
-        return msgspec.convert(answer, LeaseAnswer)
+        return answer
 
     def release(self) -> None:
         """Release the devices, after the ranks have ended. Those of a lost host are free already."""
         with suppress(WorkerError):
-            self.call("release")
+            self._ask("release")
 
     def usable_cpus(self) -> tuple[int, ...]:
-        """Return the logical CPUs that ranks on the host may use; raises as ``call`` does."""
-        return tuple(self.call("usable_cpus"))
+        """Return the logical CPUs that ranks may use; raises ``WorkerError`` as all of the following do."""
+        cpus: tuple[int, ...] = self._ask("usable_cpus")
+        return cpus
 
-    @property
-    def lost(self) -> str | None:
-        """See ``Host``."""
-        return self._client.lost
-
-    def to_local(self, time_ns: int) -> int:
-        """See ``Host``."""
-        return self._client.clock.to_local(time_ns)
+    # Ranks
 
     def prepare(
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
         """See ``Host``."""
-        self._groups.add(group)
-        self._client.call(
+        here = _current_directory()
+        self.call(
             "ranks.prepare",
-            timeout_s + ANSWER_TIMEOUT_S,
-            group=group,
-            environment=_encode_environment(environment),
-            preload=list(preload),
-            limit_s=timeout_s,
-            start_method=self._start_method,
-            logs=None if self._logs is None else str(self._logs),
-            directory=_current_directory(),
-            sys_path=[path or _current_directory() for path in sys.path if isinstance(path, str)],
+            timeout_s + timeouts.ANSWER_TIMEOUT_S,
+            group,
+            dict(environment),
+            tuple(preload),
+            timeout_s,
+            self.start_method,
+            None if self.logs is None else self.logs / self.name,
+            here,
+            [path or here for path in sys.path if isinstance(path, str)],
         )
 
     def meet(
@@ -130,18 +144,16 @@ class RemoteHost:
         environment: Mapping[str, str],
     ) -> tuple[str, dict[str, dict[str, str]]]:
         """See ``Host``."""
-        if len(hosts) > 1:
-            return arrange_meetings(group, plan.nodes, hosts, environment)
-        url, master = self.call("meet_here", group=group, ranks=len(plan.ranks))
-        return url, {self.name: master}
-
-    def offer_meeting(self, group: str) -> Offer:
-        """See ``MeetingHost``."""
-        return msgspec.convert(self.call("offer_meeting", group=group), Offer)
-
-    def find_routes(self, offer: Offer) -> dict[str, str]:
-        """See ``MeetingHost``."""
-        return dict(self.call("find_routes", offer=msgspec.to_builtins(offer)))
+        if len(hosts) == 1:
+            url, master = self._ask("meet_here", group, len(plan.ranks))
+            return url, {self.name: master}
+        everyone = list(hosts.values())
+        address, port, variables = _meet(everyone, environment)
+        if 1 < plan.nodes < len(hosts):
+            # Those of the first model are right already.
+            for start in range(plan.nodes, len(hosts), plan.nodes):
+                variables |= _meet(everyone[start : start + plan.nodes], environment)[2]
+        return f"tcp://{address}:{port}", variables
 
     def start(
         self,
@@ -153,47 +165,162 @@ class RemoteHost:
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``. The rank runs under the lease of its own host; descriptors cannot cross."""
-        variables = _encode_environment(environment)
-        # The agent has the search path from ``prepare``.
-        message = {**boot, "sys_path": None}
-        pid, forked = self.call(
-            "start", group=group, rank=rank, environment=variables, boot=message, python=python
-        )
-        # The agent has opened it already.
-        connection = self._client.accept_rank(group, rank, AUTHENTICATION_TIMEOUT_S)
+        channel = next(self._channels)
+        connection = self.link.open_channel(channel)
+        try:
+            # The agent has the search path from ``prepare``.
+            own = {**boot, "sys_path": None}
+            pid, forked = self._ask("start", group, rank, dict(environment), own, python, channel)
+        except BaseException:
+            connection.close()
+            raise
         return StartedRank(pid, forked, connection, partial(self._read_tail, group, rank))
 
     def _read_tail(self, group: str, rank: int) -> list[str]:
         lines: list[str] = []
         with suppress(WorkerError):
-            lines = self.call("tail", group=group, rank=rank)
+            lines = self._ask("tail", group, rank)
         return lines
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
-        code: int | None = self.call("exit_code", group=group, pid=pid)
+        code: int | None = self._ask("exit_code", group, pid)
         return code
 
     def write_stacks(self, group: str) -> None:
         """See ``Host``."""
-        self.call("write_stacks", group=group)
+        self._ask("write_stacks", group)
 
     def kill(self, group: str) -> None:
         """See ``Host``. A lost host kills its ranks itself."""
-        self._groups.discard(group)
-        self.call("kill", group=group)
+        self._ask("kill", group)
 
-    def close(self) -> None:
-        """See ``Host``. The agent stays."""
-        for group in list(self._groups):
+    def _ask(self, method: str, *args: Any) -> Any:
+        return self.call(f"ranks.{method}", timeouts.ANSWER_TIMEOUT_S, *args)
+
+
+def _meet(
+    hosts: Sequence[RemoteHost], environment: Mapping[str, str]
+) -> tuple[str, int, dict[str, dict[str, str]]]:
+    """Return address and port at which the ranks of several hosts meet, and the variables about it by host.
+
+    The hosts reach the first of them as pytest does; if pytest is there too, by the address at which they
+    have reached pytest.
+    """
+    first, other = hosts[0], hosts[1]
+    own, address = first.addresses
+    if address == own:
+        address = other.addresses[0]
+    port, master_port = first.call("ranks.free_ports", timeouts.ANSWER_TIMEOUT_S)
+    master = {"MASTER_ADDR": address, "MASTER_PORT": str(master_port)}
+    # An administrator may have chosen an interface for all hosts.
+    unset = [each for each in INTERFACES if each not in environment]
+    asked = [each.begin("ranks.interface_to", address) for each in hosts]
+    names = [each.result(timeouts.ANSWER_TIMEOUT_S) for each in asked]
+    return (
+        address,
+        port,
+        {
+            host.name: master | (dict.fromkeys(unset, name) if name else {})
+            for host, name in zip(hosts, names, strict=True)
+        },
+    )
+
+
+@contextmanager
+def apply_on_hosts(settings: GpuSettings, hosts: Sequence[RemoteHost]) -> Iterator[list[BoardSettings]]:
+    """Apply settings to the boards that are leased on these hosts until the block ends.
+
+    An agent whose pytest has gone restores its boards before it ends. If it is killed too, the next test that
+    leases a board there does so, as on one host (see ``devices.board_settings``).
+
+    Raises:
+        SettingsRefusedError: The boards, the driver or the rights of the user do not allow it on a host.
+        DeviceError: A value is outside of the range of a board, or the boards could not be restored.
+        WorkerError: A host is lost.
+    """
+    boards: list[BoardSettings] = []
+    try:
+        pending = [host.begin("ranks.change_boards", settings) for host in hosts]
+        for host, applied in zip(hosts, [each.result(SETTINGS_TIMEOUT_S) for each in pending], strict=True):
+            if isinstance(applied, str):
+                raise SettingsRefusedError(f"{host.name}: {applied}")
+            boards += applied
+        yield boards
+    finally:
+        restoring = [host.begin("ranks.restore_boards") for host in hosts]
+        for each in restoring:
+            # A lost host restores them itself.
             with suppress(WorkerError):
-                self.kill(group)
-        self.release()
+                each.result(SETTINGS_TIMEOUT_S)
 
 
-def _encode_environment(environment: Mapping[str, str]) -> bytes:
-    """Return the variables as ``/proc/PID/environ`` has them: not all are valid text."""
-    return os.fsencode("\0".join(f"{name}={value}" for name, value in environment.items()))
+def accept_agents(
+    listener: Listener,
+    names: Sequence[str],
+    timeout_s: float,
+    explain: Callable[[], str | None] = lambda: None,
+) -> list[RemoteHost]:
+    """Return the hosts of a gang, whose launcher has started an agent for each slot, with their clocks read.
+
+    Args:
+        listener: What they connect to. It is closed.
+        names: Names of their hosts, by slot.
+        timeout_s: Time limit for all connections (seconds).
+        explain: Returns why an agent cannot come any more, or None.
+
+    Raises:
+        WorkerError: An agent does not come, or its host has other versions; all are ended.
+    """
+    _allow_open_files(FILES_PER_HOST * len(names) + SPARE_FILES)
+    deadline_s = time.monotonic() + timeout_s
+    awaited = dict(enumerate(names))
+    hosts: list[RemoteHost] = []
+    try:
+        while awaited:
+            connection = listener.accept(timeouts.EXPECT_POLL_S)
+            if connection is not None:
+                # If it ends at once, its launcher says why.
+                with suppress(EOFError, OSError):
+                    slot, facts = _read_hello(connection)
+                    hosts.append(RemoteHost(connection, awaited.pop(slot), slot, facts))
+                continue
+            reason = explain()
+            if reason is None and time.monotonic() > deadline_s:
+                reason = f"no connection within {timeout_s:g} s"
+            if reason is not None:
+                whose = "its agent has" if len(awaited) == 1 else "their agents have"
+                raise WorkerError(f"{', '.join(awaited.values())}: {whose} not started: {reason}")
+        hosts.sort(key=lambda host: host.slot)
+        refuse_differences(describe(), {host.name: host.facts for host in hosts})
+        for host in hosts:
+            host.exchange(FIRST_EXCHANGES)
+    except BaseException:
+        close_all(hosts)
+        raise
+    finally:
+        listener.close()
+    return hosts
+
+
+def close_all(hosts: Sequence[RemoteHost]) -> None:
+    """End the agents of several hosts."""
+    for host in hosts:
+        host.close()
+
+
+def _read_hello(connection: Connection) -> tuple[int, HostFacts]:
+    kind, slot, facts = pickle.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
+    assert kind == HELLO
+    return slot, msgspec.convert(facts, HostFacts)
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the soft limit of this process to ``count`` open files, as far as the hard one allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = max(soft, count if hard == resource.RLIM_INFINITY else min(count, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _current_directory() -> str:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,9 +18,9 @@ from typing import IO
 
 from pytest_llenergy.errors import PlanError, WorkerError
 from pytest_llenergy.hosts.agent import agent_command
-from pytest_llenergy.hosts.base import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.hosts.client import AgentClient, accept_agents, close_all, give_up_with
-from pytest_llenergy.hosts.wire import Listener
+from pytest_llenergy.hosts.connection import Listener
+from pytest_llenergy.hosts.launchers import NONE_LOST, HostOffer, NeverError, Shape
+from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents, close_all
 from pytest_llenergy.ranks.failure import signal_name
 from pytest_llenergy.record.text import one_line, shorten
 
@@ -167,32 +168,17 @@ class SlurmCluster:
         return groups
 
     def _explain_never(self, shape: Shape) -> str:
-        """Describe what the job has, and whether another job could have what a test needs."""
+        """Describe what the job has, and the job that a test needs."""
         present = " and ".join(map(str, self._nodes))
-        has_gpus = any(group.gpus for group in self._nodes)
-        other = self._find_job(shape, "larger" if has_gpus else "new")
-        if not has_gpus:
+        if not any(group.gpus for group in self._nodes):
             # GPUs of its nodes that were not requested are not part of the job.
             present += ", and was started without --gres=gpu:N or --gpus-per-node=N"
-        return f"Slurm job {self._job} cannot provide {shape}: it has {present}; {other}"
-
-    def _find_job(self, shape: Shape, kind: str) -> str:
-        """Describe a job that Slurm would start for a shape or one of its others, or its refusals."""
-        deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-        partition = [f"--partition={self._partition}"] if self._partition else []
-        refused = []
-        for each in (shape, *shape.others):
-            size = [f"--nodes={each.hosts}", *([f"--gres=gpu:{each.per_host}"] if each.per_host else [])]
-            try:
-                self._query("srun", "--test-only", *partition, *size, "true")
-            except WorkerError as error:
-                reason = str(error)
-            else:
-                return f"a {kind} job can: salloc {' '.join([*partition, *size])}"
-            refused.append(" ".join(size))
-            if time.monotonic() > deadline_s:
-                break
-        return f"nor can a {kind} job with {' or '.join(refused)} ({reason})"
+        partition = f"--partition={self._partition} " if self._partition else ""
+        gpus = f" --gres=gpu:{shape.per_host}" if shape.per_host else ""
+        return (
+            f"Slurm job {self._job} cannot provide {shape}: it has {present}; another job may: salloc "
+            f"{partition}--nodes={shape.hosts}{gpus}"
+        )
 
     def _query(self, *command: str) -> str:
         """Return the output of one of Slurm's commands.
@@ -234,7 +220,7 @@ class SlurmGang:
     """
 
     def __init__(self, job: str, nodes: Sequence[str], gpus: str, environment: Mapping[str, str]) -> None:
-        self._listener = Listener()
+        listener = Listener()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the gang
         self._deadline_s = time.monotonic() + AGENTS_TIMEOUT_S
         self._step = subprocess.Popen(
@@ -246,21 +232,20 @@ class SlurmGang:
             # Ctrl-C at a terminal is pytest's business.
             start_new_session=True,
         )
-        self.hosts: Sequence[AgentClient] = ()
+        self.hosts: Sequence[RemoteHost] = ()
         try:
             assert self._step.stdin is not None
             with suppress(BrokenPipeError), self._step.stdin as invitation:
-                invitation.write(f"{self._listener.invitation.encode()}\n".encode())
-            self.hosts = accept_agents(self._listener, nodes, math.inf, self._explain_start)
-            # The tasks of a step outlive an srun that was killed.
-            give_up_with(self._step.pid, self.hosts, lambda: self._explain() or "srun has ended")
+                invitation.write(f"{listener.invitation.encode()}\n".encode())
+            self.hosts = accept_agents(listener, nodes, math.inf, self._explain_start)
+            threading.Thread(target=self._watch, name="llenergy-srun", daemon=True).start()
         except BaseException:
             self.close()
             raise
 
     def lost(self) -> Mapping[str, str]:
         """See ``Gang``."""
-        found = {client.name: client.lost for client in self.hosts if client.lost is not None}
+        found = {host.name: host.lost for host in self.hosts if host.lost is not None}
         reason = self._explain() if found and not self._log.closed else None
         return {
             name: f"{lost}; {reason}" if reason and reason not in lost else lost
@@ -271,12 +256,11 @@ class SlurmGang:
         """See ``Gang``."""
         if not self.hosts:
             timeout_s = 0.0
-        elif any(client.lost for client in self.hosts):
+        elif any(host.lost for host in self.hosts):
             timeout_s = LOST_END_TIMEOUT_S
         else:
             timeout_s = END_TIMEOUT_S
         close_all(self.hosts)
-        self._listener.close()
         try:
             self._step.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -284,6 +268,15 @@ class SlurmGang:
             self._step.kill()
             self._step.wait()
         self._log.close()
+
+    def _watch(self) -> None:
+        """Give the hosts up when ``srun`` ends: the tasks of a step outlive one that was killed."""
+        with suppress(ChildProcessError):
+            # ``close`` reaps it.
+            os.waitid(os.P_PID, self._step.pid, os.WEXITED | os.WNOWAIT)
+        for host in self.hosts:
+            if host.lost is None:
+                host.give_up(self._explain() or "srun has ended")
 
     def _explain_start(self) -> str | None:
         """Return why agents cannot come any more, or do not come in time; None while they may."""

@@ -82,10 +82,6 @@ class LocalMeters:
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         self._sampler.await_ticks(after_ns, timeout_s)
 
-    def longest_wait_s(self) -> float:
-        """Return how long ``account`` may wait for the counters (seconds)."""
-        return TICK_TIMEOUT_S + self._sampler.slowest_s()
-
     def reading_closely(self) -> AbstractContextManager[None]:
         return self._sampler.reading_closely()
 

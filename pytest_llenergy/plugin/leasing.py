@@ -140,8 +140,8 @@ def _lease_on_cluster(
 
     Skips the test, with the reason, if the cluster cannot provide them.
     """
-    from pytest_llenergy.hosts.base import NeverError
     from pytest_llenergy.hosts.gangs import BusyBoardsError
+    from pytest_llenergy.hosts.launchers import NeverError
 
     state, draft = state_of(item.config), draft_of(item)
     gangs = state.gangs
@@ -193,9 +193,9 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
             if gang is None:
                 applying = apply_settings(settings, lease, directory, state.pool.descriptors)
             else:
-                from pytest_llenergy.hosts.remote_settings import apply_on_hosts
+                from pytest_llenergy.hosts.remote_host import apply_on_hosts
 
-                applying = apply_on_hosts(settings, gang.clients)
+                applying = apply_on_hosts(settings, gang.remote_hosts)
             try:
                 draft_of(item).settings = stack.enter_context(applying)
             except SettingsRefusedError as error:

@@ -189,8 +189,7 @@ class RunState:
         """
         if self.settings.cluster == "local":
             return None
-        from pytest_llenergy.hosts.gangs import GangKeeper, GangOptions
-        from pytest_llenergy.hosts.launchers import open_cluster
+        from pytest_llenergy.hosts.gangs import GangKeeper, GangOptions, open_cluster
 
         cluster = open_cluster(self.settings.cluster, self.environment)
         # Workers of pytest-xdist would wait for hosts that idle ones keep.

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.cli.doctor import checks
-from pytest_llenergy.hosts import launchers
+from pytest_llenergy.hosts import gangs
 
 from ..hosts.agents import Launcher
 from ..nvml_sim import Board, MigInstance, Process, World
@@ -266,7 +266,7 @@ class TestCluster:
 
         def visit(*sees: bool, devices: int = 1) -> Visit:
             hosts = {f"n{n}": {"environment": seen if each else blind} for n, each in enumerate(sees, 1)}
-            monkeypatch.setattr(launchers, "open_cluster", lambda *_: Launcher(hosts, devices=devices))
+            monkeypatch.setattr(gangs, "open_cluster", lambda *_: Launcher(hosts, devices=devices))
             return doctor("--cluster=slurm")
 
         return visit

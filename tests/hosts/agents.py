@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.hosts.agent import agent_command
-from pytest_llenergy.hosts.base import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.hosts.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.hosts.wire import Invitation, Listener
+from pytest_llenergy.hosts.connection import Invitation, Listener
+from pytest_llenergy.hosts.launchers import NONE_LOST, HostOffer, NeverError, Shape
+from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents, close_all
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,10 +30,10 @@ SHIFT_S = 5000
 #: How long both sides of a control connection wait for beats in tests of what must not wait for them.
 PATIENCE_S = 120.0
 
-#: Gives an agent the service of tests.
+#: Gives an agent the object of tests.
 WITH_TRIAL = """
 from pytest_llenergy.hosts import agent
-agent.SERVICES["trial"] = "tests.hosts.trial:TrialService"
+agent.OBJECTS["trial"] = "tests.hosts.trial:Trial"
 """
 
 #: The same, and pytest may be silent for long.
@@ -110,18 +110,16 @@ class AgentGang:
 
     Attributes:
         agents: Their processes.
-        hosts: Their clients.
     """
 
     def __init__(self, hosts: Mapping[str, Mapping[str, Any]]) -> None:
         self.agents: list[subprocess.Popen[bytes]] = []
         with ExitStack() as end:
             listener = Listener()
-            end.callback(listener.close)
             for slot, options in enumerate(hosts.values()):
                 self.agents.append(start_agent(listener.invitation, slot, **options))
                 end.callback(await_end, self.agents[-1])
-            self.hosts: list[AgentClient] = accept_agents(listener, list(hosts), 60.0)
+            self.hosts: list[RemoteHost] = accept_agents(listener, list(hosts), 60.0)
             end.callback(close_all, self.hosts)
             self._end = end.pop_all()
 
@@ -135,7 +133,7 @@ class AgentGang:
 
 
 @contextmanager
-def gang(*hosts: str | None, **options: object) -> Iterator[list[AgentClient]]:
+def gang(*hosts: str | None, **options: object) -> Iterator[list[RemoteHost]]:
     """Yield the clients of an agent for each host: a name for another host, None for this one.
 
     ``options`` are those of ``start_agent``. The processes are the attribute ``popen`` of the clients.

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.hosts.client import AgentClient
-from pytest_llenergy.hosts.meter_client import open_remote_meters
-from pytest_llenergy.hosts.remote_meters import RemoteMeters
+from pytest_llenergy.hosts.remote_host import RemoteHost
+from pytest_llenergy.hosts.remote_meters import RemoteMeters, open_remote_meters
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.round_plan import RoundPlan
@@ -45,7 +44,7 @@ LEAD_NS = 30 * MS
 class MeteredHost:
     """A host with one board; its clock is ``shift_ns`` ahead of pytest's."""
 
-    client: AgentClient
+    client: RemoteHost
     world: World | None
     shift_ns: int = 0
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.hosts.client import AgentClient
 from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.plan import HostDevices, ProcessPlan, plan_on_hosts
@@ -30,7 +29,7 @@ LARGE_BYTES = 64 << 20
 class Gang:
     """Two hosts as a test uses them."""
 
-    clients: list[AgentClient]
+    clients: list[RemoteHost]
     hosts: dict[str, RemoteHost]
     locks: list[Path]
 
@@ -70,8 +69,9 @@ def open_gang(
             own_host = {"host": "n2", "prefix": prefix} if slot and can_be_another_host() else {}
             named[f"n{slot + 1}"] = {"environment": environment, **own_host}
         opened = end.enter_context(closing(AgentGang(named)))
-        hosts = {each.name: RemoteHost(each, method, logs) for each in opened.hosts}
-        yield Gang(opened.hosts, hosts, locks)
+        for each in opened.hosts:
+            each.start_method, each.logs = method, logs
+        yield Gang(opened.hosts, {each.name: each for each in opened.hosts}, locks)
 
 
 @pytest.fixture(scope="module")

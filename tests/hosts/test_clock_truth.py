@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_llenergy.hosts.client import FIRST_EXCHANGES, AgentClient
+from pytest_llenergy.hosts.remote_host import FIRST_EXCHANGES, RemoteHost
 
 from .agents import SHIFT_S, gang, needs_another_host
 
@@ -67,12 +67,12 @@ def test_an_agent_in_another_time_namespace_is_a_clock_that_contradicts() -> Non
 
 def test_a_gang_starts_with_many_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
-    exchange = AgentClient.exchange
+    exchange = RemoteHost.exchange
 
-    def count(client: AgentClient, number: int = 0) -> object:
+    def count(client: RemoteHost, number: int = 0) -> object:
         counts.append(number)
         return exchange(client, number)
 
-    monkeypatch.setattr(AgentClient, "exchange", count)
+    monkeypatch.setattr(RemoteHost, "exchange", count)
     with gang(None):
         assert counts == [FIRST_EXCHANGES]

@@ -57,7 +57,7 @@ def test_it(gpus, workers):
     assert {host for host, _, _ in workers.run(where)} == {platform.node()}
 
 @pytest.mark.gpus(4, per_host=2)
-def test_gpus(gpus):
+def test_gpus(gpus, workers):
     pass
 """
 )

@@ -7,8 +7,7 @@ import pytest
 
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.hosts.base import HostOffer, Shape
-from pytest_llenergy.hosts.launchers import choose_shape
+from pytest_llenergy.hosts.launchers import HostOffer, Shape, choose_shape
 from pytest_llenergy.options.values import cluster
 
 from .two_hosts import TwoHosts

@@ -43,12 +43,14 @@ class Job:
 
 class Converting:
     def load(self, model, options, context):
-        build = convert._build_entry
-        def build_entry(entry, function):
-            time.sleep(1)
-            built.append(entry)
-            build(entry, function)
-        convert._build_entry = build_entry
+        build_cached = convert.build_cached
+        def build(name, function):
+            def work(directory):
+                time.sleep(1)
+                built.append(name)
+                function(directory)
+            return build_cached(name, work)
+        convert.build_cached = build
         directory = (CONVERT)(model)
         where = os.stat(directory)
         self.text = f"{platform.node()}:{where.st_dev}-{where.st_ino}:{os.getpid()}:{len(built)}"

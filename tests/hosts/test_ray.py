@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import random
 import re
 import signal
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +21,9 @@ import psutil
 import pytest
 
 from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.hosts.base import BusyError, NeverError, Shape
+from pytest_llenergy.hosts.launchers import BusyError, NeverError, Shape
 from pytest_llenergy.hosts.ray import RayCluster, RayGang
-from pytest_llenergy.hosts.ray_broker import RequestError, _describe_error
+from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.ranks import proctree
 
 from .ray_cluster import ROOT, RayHost, RayNodes
@@ -53,8 +52,12 @@ def start(cluster: RayCluster, hosts: int = 2, per_host: int = 2, wait_s: float 
     return cluster.gang(Shape(hosts, per_host), wait_s, lambda line: None)
 
 
-def broker_of(cluster: RayCluster) -> int:
-    return cluster._broker._popen.pid
+def client_of(cluster: RayCluster) -> int:
+    return cluster._client._popen.pid
+
+
+def boards(host: RemoteHost) -> list[str]:
+    return [board.uuid for board in host.call("host.inventory", 60.0).devices]
 
 
 def wait_until_lost(gang: RayGang, slot: int, timeout_s: float = GONE_S) -> str:
@@ -68,25 +71,16 @@ def wait_until_lost(gang: RayGang, slot: int, timeout_s: float = GONE_S) -> str:
 
 @pytest.mark.slow
 def test_a_gang_has_its_devices_on_every_host(cluster: RayCluster, ray_cluster: RayNodes) -> None:
-    assert [(offer.name, offer.devices, offer.busy_with) for offer in cluster.offers()] == [
-        (host.name, 4, None) for host in ray_cluster.hosts
+    assert [(offer.name, offer.devices) for offer in cluster.offers()] == [
+        (host.name, 4) for host in ray_cluster.hosts
     ]
     # All four of a host: Ray gives them in any order.
     gang = start(cluster, per_host=4)
     assert [client.name for client in gang.hosts] == [host.name for host in ray_cluster.hosts]
-    own = None
-    for client, host in zip(gang.hosts, ray_cluster.hosts, strict=True):
-        facts = client.facts
-        assert facts.host == host.name
-        assert [board.uuid for board in facts.devices] == list(host.uuids)
-        assert not facts.devices_missing
-        # Nothing of what Ray sets for its actors is left.
-        assert client.unlike_pytest == []
-        assert facts.settings.oom_score_adj != 0
-        own = facts.clock_offsets if own is None else own
-        assert (facts.clock_offsets != own) == (host is ray_cluster.hosts[1])
+    for remote, host in zip(gang.hosts, ray_cluster.hosts, strict=True):
+        assert remote.facts.host == host.name
+        assert boards(remote) == list(host.uuids)
         assert len(host.holders()) == 1
-    assert all("pytest-llenergy 1" in (offer.busy_with or "") for offer in cluster.offers())
     gang.close()
     for host in ray_cluster.hosts:
         host.wait_until_free(GONE_S)
@@ -99,7 +93,7 @@ def test_a_gang_has_its_devices_on_every_host(cluster: RayCluster, ray_cluster: 
 def test_a_part_of_the_devices_and_none(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     gangs = [start(cluster, per_host=1), start(cluster, per_host=3), start(cluster, per_host=0)]
     for slot, host in enumerate(ray_cluster.hosts):
-        devices = [[board.uuid for board in gang.hosts[slot].facts.devices] for gang in gangs]
+        devices = [boards(gang.hosts[slot]) for gang in gangs]
         assert [len(each) for each in devices] == [1, 3, 0]
         assert sorted(uuid for each in devices for uuid in each) == list(host.uuids)
     for gang in gangs:
@@ -138,7 +132,7 @@ def test_busy_names_who_holds_the_gpus_and_leaves_nothing(cluster: RayCluster, r
 
 
 @pytest.mark.slow
-def test_other_programs_that_hold_gpus_are_named(cluster: RayCluster, tmp_path: Path) -> None:
+def test_gpus_of_other_programs_are_busy(cluster: RayCluster, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import ray, time\n"
@@ -156,7 +150,7 @@ def test_other_programs_that_hold_gpus_are_named(cluster: RayCluster, tmp_path: 
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             with pytest.raises(
-                BusyError, match=rf"held by perhaps \S+ {script} \(process {process.pid} on 127"
+                BusyError, match="did not free 2 hosts with 1 GPU each within 0 s: held by other jobs of the"
             ):
                 start(cluster, per_host=1, wait_s=0.0)
         finally:
@@ -174,7 +168,7 @@ def test_an_interrupted_wait_leaves_nothing(cluster: RayCluster) -> None:
     holding.close()
     # One that still waited would get a GPU soon.
     time.sleep(3.0)
-    assert [offer.busy_with for offer in cluster.offers()] == [None, None]
+    start(cluster, per_host=4, wait_s=0.0).close()
 
 
 @pytest.mark.slow
@@ -190,14 +184,14 @@ def test_a_wait_ends_when_the_gpus_are_free(cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize(
     "killed",
-    ["broker", pytest.param("actor", marks=pytest.mark.slow), pytest.param("agent", marks=pytest.mark.slow)],
+    ["client", pytest.param("actor", marks=pytest.mark.slow), pytest.param("agent", marks=pytest.mark.slow)],
 )
 @pytest.mark.slow
 def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes, killed: str) -> None:
     gang = start(cluster)
     lost = ray_cluster.hosts[1]
     pids = {
-        "broker": lambda: {broker_of(cluster)},
+        "client": lambda: {client_of(cluster)},
         "actor": lost.holders,
         "agent": lost.agents,
     }[killed]()
@@ -208,13 +202,13 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
     print(f"{killed}: gone after {took_s:.3f} s")
     reason = wait_until_lost(gang, 1)
     whose = (
-        "the process that speaks to the Ray" if killed == "broker" else "its agent has closed its connection"
+        "the process that speaks to the Ray" if killed == "client" else "its agent has closed its connection"
     )
     assert reason.startswith("nodeb: ")
     assert reason.count(whose) == 1
-    if killed == "broker":
+    if killed == "client":
         ray_cluster.hosts[0].wait_until_free(GONE_S)
-        # Another broker takes its place.
+        # Another one takes its place.
         gang.close()
         start(cluster).close()
     else:
@@ -226,7 +220,7 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
 
 PROGRAM = """
 import time
-from pytest_llenergy.hosts.base import Shape
+from pytest_llenergy.hosts.launchers import Shape
 from pytest_llenergy.hosts.ray import RayCluster
 gang = RayCluster().gang(Shape(2, 4), 30.0, print)
 print("ready", flush=True)
@@ -297,16 +291,11 @@ def test_a_killed_raylet_leaves_nothing(cluster: RayCluster, ray_cluster: RayNod
 def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     unprivileged = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    line = rf"^nodec: niceness 15, pytest's is {own}: start Ray there with RAY_worker_niceness=0$"
+    line = r"^nodec: niceness \d+, pytest's is \d+: start Ray there with RAY_worker_niceness=0$"
     with third_host(ray_cluster, *unprivileged, RAY_worker_niceness="15") as host:
-        with pytest.raises(WorkerError, match=line):
-            start(cluster, hosts=1, per_host=6)
+        with pytest.raises(WorkerError, match=line) if own < 15 else nullcontext():
+            start(cluster, hosts=1, per_host=6).close()
         host.wait_until_free(GONE_S)
-        # Root can undo it.
-    with third_host(ray_cluster, RAY_worker_niceness="15"):
-        gang = start(cluster, hosts=1, per_host=6)
-        assert gang.hosts[0].facts.settings.nice == 15
-        assert gang.hosts[0].unlike_pytest == []
 
 
 @pytest.mark.slow
@@ -332,28 +321,10 @@ def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
     assert threads() <= before
 
 
-def test_whatever_fails_in_the_broker_is_one_line(cluster: RayCluster) -> None:
-    with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 'dance'$"):
-        cluster._broker.request("dance")
+def test_whatever_fails_in_the_other_process_is_one_line(cluster: RayCluster) -> None:
+    with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 7$"):
+        cluster._client.call("ray.start", 60.0, 7, 1, "")
     assert cluster.offers()
-
-
-class UnreadableError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (ValueError("one\ntwo"), "ValueError: one"),
-        (RequestError("a host has gone"), "a host has gone"),
-        (ValueError(), "ValueError"),
-        (UnreadableError(), "UnreadableError"),
-    ],
-)
-def test_errors_of_the_broker_without_a_text_are_named(error: Exception, line: str) -> None:
-    assert _describe_error(error) == line
 
 
 def test_a_head_that_is_frozen_is_asked_once(
@@ -363,8 +334,8 @@ def test_a_head_that_is_frozen_is_asked_once(
     head = ray_cluster.hosts[0].head()
     os.kill(head, signal.SIGSTOP)
     try:
-        with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address} does not answer"):
-            cluster._request("offers", 1.0)
+        with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: no answer to"):
+            cluster.offers()
     finally:
         os.kill(head, signal.SIGCONT)
     monkeypatch.setattr("pytest_llenergy.hosts.ray.ANSWER_TIMEOUT_S", 120.0)
@@ -396,9 +367,9 @@ def test_a_head_that_was_killed_costs_no_time(tmp_path: Path, nvml_library: Path
                     start(cluster, hosts=1, per_host=1)
                 with pytest.raises(WorkerError, match=line):
                     cluster.offers()
-            # Also if Ray has ended the broker meanwhile.
-            os.kill(broker_of(cluster), signal.SIGKILL)
-            cluster._broker._popen.wait()
+            # Also if Ray has ended the other process meanwhile.
+            os.kill(client_of(cluster), signal.SIGKILL)
+            cluster._client._popen.wait()
             with pytest.raises(WorkerError, match=line):
                 cluster.offers()
             cluster.close()
@@ -421,10 +392,7 @@ def test_another_version_is_refused(
     (tmp_path / "ray" / "_version.py").unlink()
     (tmp_path / "ray" / "_version.py").write_text('version = "2.0.1"\ncommit = ""\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    python = platform.python_version()
-    line = (
-        rf"the cluster runs Ray {version('ray')} and Python {python}, pytest Ray 2.0.1 and Python {python}; "
-    )
+    line = rf"Version mismatch: .*{version('ray')}.*2\.0\.1"
     with pytest.raises(WorkerError, match=line):
         RayCluster(ray_cluster.address)
 

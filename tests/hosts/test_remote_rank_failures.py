@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.hosts.client import close_all
+from pytest_llenergy.hosts.remote_host import close_all
 from pytest_llenergy.hosts.timeouts import MISSED_S
 from pytest_llenergy.ranks import timeouts
 from pytest_llenergy.ranks.group import RankGroup

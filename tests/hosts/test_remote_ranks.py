@@ -20,7 +20,7 @@ from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import acquire
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, WorkerError
-from pytest_llenergy.hosts.rank_service import LeaseAnswer
+from pytest_llenergy.hosts.agent_ranks import LeaseAnswer
 from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.pool import RankPool

@@ -14,9 +14,7 @@ import pytest
 
 from pytest_llenergy.devices.board_settings import GpuSettings
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.hosts.client import AgentClient
-from pytest_llenergy.hosts.remote_host import RemoteHost
-from pytest_llenergy.hosts.remote_settings import apply_on_hosts
+from pytest_llenergy.hosts.remote_host import RemoteHost, apply_on_hosts
 
 from ..ranks.survivors import await_none, marked, survivors
 from .agents import AgentGang
@@ -29,19 +27,17 @@ IMPATIENT = "from pytest_llenergy.ranks import timeouts; timeouts.RESTORE_TIMEOU
 
 
 @contextmanager
-def leased(hosts: Sequence[FakeHost], directory: Path, program: str = "") -> Iterator[list[AgentClient]]:
+def leased(hosts: Sequence[FakeHost], directory: Path, program: str = "") -> Iterator[list[RemoteHost]]:
     """Yield agents that have leased all boards of their hosts."""
     named = {host.name: {"environment": host.environment, "program": program} for host in hosts}
     with closing(AgentGang(named)) as gang:
         for client in gang.hosts:
-            answer = RemoteHost(client, "spawn").lease(
-                GpuRequest(2), exclusive=False, wait_s=5.0, busy_timeout_s=5.0, test="t"
-            )
+            answer = client.lease(GpuRequest(2), exclusive=False, wait_s=5.0, busy_timeout_s=5.0, test="t")
             assert answer.lease is not None
         yield gang.hosts
 
 
-def keeper(client: AgentClient) -> psutil.Process:
+def keeper(client: RemoteHost) -> psutil.Process:
     """Return the process that keeps the settings of a host's boards."""
     while True:
         for each in psutil.Process(client.facts.pid).children():
@@ -54,17 +50,17 @@ def left_files(host: FakeHost) -> list[str]:
     return [each.name for each in host.locks.iterdir() if each.name.startswith("llenergy-settings")]
 
 
-def kill(client: AgentClient) -> None:
+def kill(client: RemoteHost) -> None:
     os.kill(client.facts.pid, 9)
 
 
-def end_launcher(client: AgentClient) -> None:
+def end_launcher(client: RemoteHost) -> None:
     psutil.Process(client.facts.pid).parent().terminate()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("end_agent", [kill, AgentClient.close, end_launcher])
+@pytest.mark.parametrize("end_agent", [kill, RemoteHost.close, end_launcher])
 def test_boards_are_restored_however_an_agent_ends(
-    two_hosts: TwoHosts, tmp_path: Path, end_agent: Callable[[AgentClient], None]
+    two_hosts: TwoHosts, tmp_path: Path, end_agent: Callable[[RemoteHost], None]
 ) -> None:
     host = two_hosts.hosts[0]
     with marked() as mark, ExitStack() as applied:

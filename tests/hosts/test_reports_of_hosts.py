@@ -95,20 +95,3 @@ def test_the_joules_of_a_host_are_shown_if_another_has_no_meter(two_hosts: TwoHo
     assert re.search(r"^round +s +n1 ± u +", output, re.MULTILINE), output
     assert re.search(r"^1 +0\.3\d* +7\d(\.\d+)? ± \S+ J", output, re.MULTILINE), output
     assert describe_host_energy(record.rounds[0], "n2") == "no meter"
-
-
-UNWRITABLE = (
-    WORK
-    + """
-@pytest.mark.gpus(4, per_host=2)
-def test_it(workers):
-    workers.run(where)
-"""
-)
-
-
-@pytest.mark.slow
-def test_logs_that_a_host_cannot_write_are_one_line(two_hosts: TwoHosts) -> None:
-    output = two_hosts.run(UNWRITABLE, "--energy-rank-logs=/proc/x")
-    assert re.search(r"^WorkerError: n1: its ranks cannot be started: .*'/proc/x'$", output, re.MULTILINE)
-    assert "agent.py" not in output

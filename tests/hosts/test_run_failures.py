@@ -186,7 +186,7 @@ def check_failure(cluster_runs: ClusterRuns, what: str, message: str) -> None:
         text=True,
     ) as run:
         if is_of_launcher:
-            name = "srun " if cluster_runs.name == "slurm" else "ray_broker"
+            name = "srun " if cluster_runs.name == "slurm" else "ray_client"
             kill_launcher(mark, here, name, 2 if what == "both of srun" else 1)
         output, _ = run.communicate(timeout=RUN_TIMEOUT_S)
     if what == "frozen host":

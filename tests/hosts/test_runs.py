@@ -172,12 +172,12 @@ def test_one_model_over_two_hosts_is_measured_on_both(cluster_runs: ClusterRuns)
 SURGES = """
 import os, random, time
 import pytest
-from tests.nvml_sim.world import World
 
 WORLDS = PATHS
 
 def surge():
     import torch.distributed as dist
+    from tests.nvml_sim.world import World
     rank = dist.get_rank()
     world = World.open(WORLDS[rank // 2])
     # Ray chooses any of the boards.

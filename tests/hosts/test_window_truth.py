@@ -11,8 +11,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.energy import Measuring, Window
-from pytest_llenergy.hosts.meter_client import open_remote_meters
-from pytest_llenergy.hosts.remote_windows import RemoteWindows
+from pytest_llenergy.hosts.remote_meters import RemoteWindows, open_remote_meters
 
 from .agents import needs_another_host
 from .metered import LEAD_NS, POWERS_W, MeteredHost, Score, metered_hosts, share_within

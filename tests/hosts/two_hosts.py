@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.hosts import launchers
+from pytest_llenergy.hosts import gangs
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.report.store import read_report
 
@@ -71,7 +71,7 @@ class FakeHost:
 
 if HOSTS_VARIABLE in os.environ:
     # This is the plugin of a run. Without torch, whose import takes most of the time of a short run.
-    launchers.open_cluster = lambda *_: Launcher(json.loads(os.environ[HOSTS_VARIABLE]), devices=2)
+    gangs.open_cluster = lambda *_: Launcher(json.loads(os.environ[HOSTS_VARIABLE]), devices=2)
     if WITH_TORCH_VARIABLE not in os.environ:
         pytest.MonkeyPatch().setattr("pytest_llenergy.plugin.handles.workers.find_spec", lambda _: None)
 

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from pytest_llenergy.hosts.agent import agent_command
-from pytest_llenergy.hosts.client import AgentClient, accept_agents, close_all
-from pytest_llenergy.hosts.wire import Listener
+from pytest_llenergy.hosts.connection import Listener
+from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents, close_all
 
 #: How long idle agents are observed (seconds).
 IDLE_S = 5.0
@@ -46,20 +46,21 @@ def measure_gang(hosts: int) -> dict[str, Any]:
     files = psutil.Process().num_fds()
     start_s = time.perf_counter()
     processes = [start_agent(listener, slot) for slot in range(hosts)]
-    clients = accept_agents(listener, [f"n{slot}" for slot in range(hosts)], START_TIMEOUT_S)
+    remote = accept_agents(listener, [f"n{slot}" for slot in range(hosts)], START_TIMEOUT_S)
     row: dict[str, Any] = {"hosts": hosts, "start_s": time.perf_counter() - start_s}
-    row["clocks_ms"] = time_ms(lambda: [client.exchange() for client in clients])
-    row["requests_ms"] = time_ms(lambda: ask_all(clients))
-    row["bound_us"] = median(client.clock.offset(time.monotonic_ns()).bound_ns / 1e3 for client in clients)
-    agents = [psutil.Process(client.facts.pid) for client in clients]
+    row["clocks_ms"] = time_ms(lambda: [host.exchange() for host in remote])
+    # The first request imports what answers.
+    ask_all(remote)
+    row["requests_ms"] = time_ms(lambda: ask_all(remote))
+    row["bound_us"] = median(host.clock.offset(time.monotonic_ns()).bound_ns / 1e3 for host in remote)
+    agents = [psutil.Process(host.facts.pid) for host in remote]
     before = cpu_s(agents), cpu_s([psutil.Process()])
     time.sleep(IDLE_S)
     row["agent_cpu_percent"] = (cpu_s(agents) - before[0]) / hosts / IDLE_S * 100
     row["pytest_cpu_percent"] = (cpu_s([psutil.Process()]) - before[1]) / IDLE_S * 100
     row["files_per_host"] = (psutil.Process().num_fds() - files) / hosts
     row["agent_mb"] = median(agent.memory_info().rss / 1e6 for agent in agents)
-    row["end_s"] = time_ms(lambda: end_all(clients, processes)) / 1e3
-    listener.close()
+    row["end_s"] = time_ms(lambda: end_all(remote, processes)) / 1e3
     return row
 
 
@@ -74,16 +75,15 @@ def start_agent(listener: Listener, slot: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def ask_all(clients: Sequence[AgentClient]) -> None:
-    """Send one small request to all hosts, then await all answers, as for the joules of a round."""
-    settings = clients[0].facts.settings.as_primitives()
-    for pending in [client.begin("host.adopt", settings=settings) for client in clients]:
+def ask_all(hosts: Sequence[RemoteHost]) -> None:
+    """Send one small request to all hosts, then await all answers, as for the energies of a round."""
+    for pending in [host.begin("ranks.usable_cpus") for host in hosts]:
         pending.result(ANSWER_TIMEOUT_S)
 
 
-def end_all(clients: Sequence[AgentClient], processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def end_all(hosts: Sequence[RemoteHost], processes: Iterable[subprocess.Popen[bytes]]) -> None:
     """End all agents and wait for their processes."""
-    close_all(clients)
+    close_all(hosts)
     for process in processes:
         process.wait()
 

@@ -51,8 +51,8 @@ from pytest_llenergy.errors import DeviceError, LLEnergyError, MeterError
 from pytest_llenergy.lifetime import module_command
 
 if TYPE_CHECKING:
-    from pytest_llenergy.hosts.base import Cluster, HostOffer
-    from pytest_llenergy.hosts.host_facts import HostFacts
+    from pytest_llenergy.hosts.host_facts import HostInventory
+    from pytest_llenergy.hosts.launchers import Cluster, HostOffer
 
 #: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
 NVIDIA, AMD, DISPLAY = 0x10DE, 0x1002, 0x03
@@ -315,7 +315,7 @@ def check_cluster(name: str) -> Iterator[Line]:
     Args:
         name: ``slurm``, ``ray`` or ``ray:HOST:PORT``.
     """
-    from pytest_llenergy.hosts.launchers import open_cluster
+    from pytest_llenergy.hosts.gangs import open_cluster
 
     try:
         with closing(open_cluster(name, os.environ)) as cluster:
@@ -324,11 +324,10 @@ def check_cluster(name: str) -> Iterator[Line]:
             for offer in offers:
                 avoid = {each.name: "another host is checked" for each in offers if each is not offer}
                 try:
-                    facts = _describe_host(cluster, offer, avoid)
+                    versions, facts = _describe_host(cluster, offer, avoid)
                 except LLEnergyError as error:
                     yield Line("wrong", f"{offer.name} cannot be used: {error}")
                     continue
-                versions = {"Python": facts.python, "pytest-llenergy": facts.plugin, **facts.packages}
                 shown = ", ".join(f"{package} {version}" for package, version in versions.items())
                 gpus = ", ".join(board.name for board in facts.devices) or "none"
                 able = [each for each in facts.meters if each.available]
@@ -344,14 +343,15 @@ def check_cluster(name: str) -> Iterator[Line]:
         yield Line("wrong", str(error))
 
 
-def _describe_host(cluster: Cluster, offer: HostOffer, avoid: Mapping[str, str]) -> HostFacts:
-    from pytest_llenergy.hosts.base import Shape
-    from pytest_llenergy.hosts.host_facts import HostFacts
+def _describe_host(
+    cluster: Cluster, offer: HostOffer, avoid: Mapping[str, str]
+) -> tuple[Mapping[str, str], HostInventory]:
+    from pytest_llenergy.hosts.launchers import Shape
 
     gang = cluster.gang(Shape(1, offer.devices), BUSY_TIMEOUT_S, lambda _: None, avoid)
     with closing(gang):
-        (client,) = gang.hosts
-        return HostFacts.from_primitives(client.call("host.describe", METERS_TIMEOUT_S, meters=True))
+        (host,) = gang.hosts
+        return host.facts.versions, host.call("host.inventory", METERS_TIMEOUT_S)
 
 
 CHECKS: dict[str, Callable[..., Iterator[Line]]] = {

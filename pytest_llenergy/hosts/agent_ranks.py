@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks and devices of an agent's host. The agent is the local client of the host's supervisor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_llenergy.devices.allocation import ShortageError, select_devices
+from pytest_llenergy.devices.board_settings import (
+    GpuSettings,
+    SettingsRefusedError,
+    apply_settings,
+    restore_left_changes,
+)
+from pytest_llenergy.devices.cpu import usable_cpus
+from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
+from pytest_llenergy.devices.lockdir import open_lock_directory
+from pytest_llenergy.devices.locks import Held, acquire
+from pytest_llenergy.devices.occupancy import wait_until_free
+from pytest_llenergy.devices.request import GpuRequest
+from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S
+from pytest_llenergy.devices.visibility import OVERRIDE
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.hosts.connection import Link, free_ports, interface_to
+from pytest_llenergy.ranks.host import StartMethod
+from pytest_llenergy.ranks.local import LocalHost
+from pytest_llenergy.record.record import BoardSettings, Flag
+
+#: Variables that describe a host or its session. Ranks get those of their own host, and all others from
+#: pytest's environment.
+HOST_VARIABLES = frozenset(
+    {
+        *("HOME", "HOSTNAME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER", "VIRTUAL_ENV"),
+        *("CONDA_PREFIX", "CUDA_HOME", "LD_LIBRARY_PATH", "LD_PRELOAD", "LLENERGY_LOCK_DIR"),
+        *("SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "XDG_RUNTIME_DIR"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """Leased devices of a host, or why it has none for the test.
+
+    ``shortage`` is why it has fewer devices than requested, ``busy`` which processes use the leased devices
+    without a lease. A reader of the record must know the ``flags``.
+    """
+
+    lease: Lease = field(default=Lease(devices=()))
+    shortage: str | None = None
+    busy: str | None = None
+    flags: Sequence[Flag] = ()
+
+
+class AgentRanks:
+    """Answers the calls ``ranks.*`` of an agent."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._host: LocalHost | None = None
+        #: By group and number: what returns the last lines of a rank.
+        self._tails: dict[str, dict[int, Callable[[], list[str]]]] = {}
+        self._held: Held | None = None
+        self._lease = Lease(devices=())
+        self._end_settings = ExitStack()
+        self._search_path = list(sys.path)
+
+    def close(self) -> None:
+        """Put settings back, which comes first since little time is left, end the ranks, free the devices."""
+        try:
+            self.restore_boards()
+        finally:
+            if self._host is not None:
+                self._host.close()
+            self.release()
+
+    def usable_cpus(self) -> tuple[int, ...]:
+        """Return the logical CPUs that ranks may use."""
+        return tuple(usable_cpus())
+
+    # Devices
+
+    def lease(
+        self, request: GpuRequest | None, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
+    ) -> LeaseAnswer:
+        """Lease devices for the ranks that start from now on; see ``RemoteHost.lease``."""
+        self.release()
+        try:
+            possible = select_devices(request)
+        except ShortageError as error:
+            # The option is refused together with a cluster, whose launcher sets the environment.
+            return LeaseAnswer(shortage=str(error).replace(f"; {OVERRIDE}", ""))
+        # Launchers list them in any order; all runs take them in that of the PCI addresses.
+        ordered = sorted(possible.choices, key=lambda choice: choice.indices)
+        possible = replace(possible, order=tuple(choice.devices[0] for choice in ordered))
+        host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
+        self._held = acquire(possible.request(host), wait_s, test)
+        self._lease = possible.select(self._held.chosen)
+        directory = open_lock_directory()
+        try:
+            restore_left_changes(directory, self._lease.uuids)
+        finally:
+            directory.close()
+        occupancy = wait_until_free(self._lease.uuids, busy_timeout_s)
+        if occupancy.ending:
+            occupancy = wait_until_free(self._lease.uuids, ENDED_PROCESS_LISTED_S)
+        busy = occupancy.message if occupancy.state == "busy" else None
+        return LeaseAnswer(self._lease, busy=busy, flags=occupancy.flags)
+
+    def release(self) -> None:
+        """Release the devices, whose settings are put back before."""
+        held, self._held = self._held, None
+        try:
+            self.restore_boards()
+        finally:
+            if held is not None:
+                held.release()
+
+    def change_boards(self, settings: GpuSettings) -> Sequence[BoardSettings] | str:
+        """Apply settings to the leased boards until ``restore_boards``, or return why that is not allowed."""
+        descriptors = () if self._held is None else self._held.lend_descriptors()
+        with ExitStack() as end:
+            directory = open_lock_directory()
+            end.callback(directory.close)
+            try:
+                applied = end.enter_context(apply_settings(settings, self._lease, directory, descriptors))
+            except SettingsRefusedError as error:
+                return str(error)
+            self._end_settings = end.pop_all()
+        return applied
+
+    def restore_boards(self) -> None:
+        """Put the settings back, if any were changed."""
+        end, self._end_settings = self._end_settings, ExitStack()
+        end.close()
+
+    # Ranks
+
+    def prepare(
+        self,
+        group: str,
+        environment: Mapping[str, str],
+        preload: Sequence[str],
+        timeout_s: float,
+        start_method: StartMethod,
+        logs: Path | None,
+        directory: str,
+        sys_path: Sequence[str],
+    ) -> None:
+        """See ``Host``. Ranks get the directory and search path of pytest, as far as they exist here."""
+        if self._host is None:
+            self._host = LocalHost(start_method, logs)
+        with suppress(OSError):
+            os.chdir(directory)
+        own = [path for path in self._search_path if path not in sys_path]
+        sys.path[:] = [*filter(os.path.exists, sys_path), *own]
+        with _failures_in_one_line():
+            self._host.prepare(group, _on_this_host(environment), preload, timeout_s)
+
+    def start(
+        self,
+        group: str,
+        rank: int,
+        environment: Mapping[str, str],
+        boot: Mapping[str, Any],
+        python: str | None,
+        channel: int,
+    ) -> tuple[int, bool]:
+        """Start a rank, whose bytes cross on a channel. Returns its pid, and whether it is a fork."""
+        if python is not None and not os.access(python, os.X_OK):
+            raise WorkerError(f"has no interpreter {python}, which the backend runs in")
+        boot = {**boot, "sys_path": None if python is not None else sys.path}
+        lease = () if self._held is None else self._held.lend_descriptors()
+        with _failures_in_one_line():
+            started = self._local.start(group, rank, _on_this_host(environment), boot, lease, python)
+        self._tails.setdefault(group, {})[rank] = started.tail
+        self._link.attach(channel, started.connection)
+        return started.pid, started.forked
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of ``LocalHost``."""
+        return getattr(self._local, name)
+
+    def free_ports(self) -> list[int]:
+        """Return two ports for the ranks of several hosts."""
+        return free_ports(2)
+
+    def interface_to(self, address: str) -> str | None:
+        """Return the interface of this host to an address."""
+        return interface_to(address)
+
+    def tail(self, group: str, rank: int) -> list[str]:
+        """Return the last lines of a rank."""
+        return self._tails[group][rank]()
+
+    def kill(self, group: str) -> None:
+        """See ``Host``."""
+        self._tails.pop(group, None)
+        if self._host is not None:
+            self._host.kill(group)
+
+    @property
+    def _local(self) -> LocalHost:
+        if self._host is None:
+            raise WorkerError("ranks were not prepared")
+        return self._host
+
+
+@contextmanager
+def _failures_in_one_line() -> Iterator[None]:
+    """Report a file that cannot be written, such as the log of a rank, without the code of the agent."""
+    try:
+        yield
+    except OSError as error:
+        raise WorkerError(f"its ranks cannot be started: {error}") from None
+
+
+def _on_this_host(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ranks: pytest's, except for those that describe a host."""
+    shared = {name: value for name, value in environment.items() if name not in HOST_VARIABLES}
+    return shared | {name: value for name, value in os.environ.items() if name in HOST_VARIABLES}
