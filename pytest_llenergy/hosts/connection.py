@@ -198,6 +198,8 @@ class Link:
         #: Held while channels come and go.
         self._lock = threading.Lock()
         self._closed = False
+        #: Whether the other side did not read what was sent.
+        self._is_stuck = False
         self._channels: dict[int, _Channel] = {}
         self._by_fd: dict[int, _Channel] = {}
         self._epoll = select.epoll()
@@ -219,8 +221,9 @@ class Link:
         with self._sending:
             try:
                 self._connection.send_bytes(data)
-            except OSError:
+            except OSError as error:
                 # Perhaps half of it was sent.
+                self._is_stuck = isinstance(error, BlockingIOError)
                 self.shut_down()
                 raise
 
@@ -259,9 +262,9 @@ class Link:
                         echo_s = heard_s + timeouts.BEAT_S / 2
                 if all(fd != self._fd for fd, _ in events) and time.monotonic() - heard_s >= patience_s:
                     raise TimeoutError
-        except (TimeoutError, BlockingIOError):
-            return f"has not answered for {timeouts.MISSED_S:g} s"
-        except (EOFError, OSError):
+        except (EOFError, OSError) as error:
+            if self._is_stuck or isinstance(error, (TimeoutError, BlockingIOError)):
+                return f"has not answered for {timeouts.MISSED_S:g} s"
             return "has closed its connection"
         except Exception as error:
             return f"sent something that is not a message ({type(error).__name__}: {error})"
