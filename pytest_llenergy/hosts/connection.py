@@ -300,7 +300,9 @@ class Link:
             self._channels.clear()
             self._by_fd.clear()
         self._epoll.close()
-        self._connection.close()
+        # A thread that is sending ends first: the connection was shut down.
+        with self._sending:
+            self._connection.close()
 
     def _forward(self, fd: int, event: int) -> None:
         """Send what a rank has written, and give it what it could not take before."""

@@ -148,18 +148,20 @@ def test_a_stopped_agent_is_lost_after_three_missed_beats(filled: bool) -> None:
     with gang(None) as [host]:
         begin_s = time.monotonic()
         os.kill(host.facts.pid, signal.SIGSTOP)
-        while filled and host.lost is None:
-            with suppress(WorkerError):
-                host.call("trial.echo", 0.0, value=b"x" * (15 << 20))
-        with pytest.raises(WorkerError) as caught:
-            host.call("trial.echo", 60.0, value=1)
+        try:
+            while filled and host.lost is None:
+                with suppress(WorkerError):
+                    host.call("trial.echo", 0.0, value=b"x" * (15 << 20))
+            with pytest.raises(WorkerError) as caught:
+                host.call("trial.echo", 60.0, value=1)
+        finally:
+            # It finds its connection ended.
+            os.kill(host.facts.pid, signal.SIGCONT)
         noticed_s = time.monotonic() - begin_s
         assert str(caught.value) == host.lost == "host0: its agent has not answered for 3 s"
         print(f"noticed after {noticed_s:.2f} s")
         # Its last beat was up to a second ago; on a busy machine it was late.
         assert noticed_s >= timeouts.MISSED_S - 2 * timeouts.BEAT_S
-        # It finds its connection ended.
-        os.kill(host.facts.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("data", [b"\0\0\0\4nope", b"GET / HTTP/1.1\r\n\r\n"])
