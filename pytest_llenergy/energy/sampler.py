@@ -348,10 +348,6 @@ class Sampler:
             default=0.0,
         )
 
-    def have_ticked(self, after_ns: int, ticks: int = 1) -> bool:
-        """Return whether ``await_ticks`` would find all that it waits for."""
-        return all(_has_settled(series, after_ns, ticks) for series in self.series)
-
     def _take_lock(self) -> bool:
         """Take the lock for a reading. Returns False while a meter hangs."""
         if self._lock.acquire(timeout=0 if self._hangs else READING_TIMEOUT_S):

@@ -72,7 +72,7 @@ class LocalWindows:
         self._processes: ProcessTree | None = None
         self._cpu_lock = threading.Lock()
         self._cpu_before: dict[int, CpuReading] = {}
-        #: Kept, since the joules of a window may be computed twice: early, and when they are asked for.
+        #: Kept, since the energy of a window may be computed twice.
         self._cpu: dict[int, CpuUse] = {}
 
     @property
