@@ -188,7 +188,8 @@ def test_rounds_of_two_hosts_have_all_that_those_of_one_have(tmp_path: Path, nvm
         assert round_.temperature_start_c == 40
         assert round_.phase is not None
         assert round_.terms is not None
-        assert 0 < round_.terms.clock_j < 0.1
+        # On a busy machine readings of the other clock take longer.
+        assert 0 < round_.terms.clock_j < 0.3
     assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
     assert found.load_average is not None
 
