@@ -96,6 +96,7 @@ def measure_on_hosts(
         begin_s = real_time.monotonic()
         for host in hosts:
             host.await_ticks(0, FIRST_TICK_TIMEOUT_S)
+        _await_periods(hosts)
         plan = plan_for_meters(plan, _domains(hosts))
         warmup = warm_up(workload, plan.warmup, plan.warmup_budget_s, hosts, on_step, plan.warmup_block)
         gap_s = required_gap_s(_domains(hosts), plan.gap_s)
@@ -118,6 +119,17 @@ def measure_on_hosts(
                 on_failure(series.conclude_failed())
             raise
         return series.conclude()
+
+
+def _await_periods(hosts: Sequence[HostMeters]) -> None:
+    """Wait until counters have shown their periods, which decide how long quiet gaps must be."""
+    end_s = real_time.monotonic() + FIRST_TICK_TIMEOUT_S
+    while any(domain.ticks and not domain.period_s for domain in _domains(hosts)):
+        left_s = end_s - real_time.monotonic()
+        if left_s <= 0:
+            return
+        for host in hosts:
+            host.await_ticks(real_time.monotonic_ns(), left_s)
 
 
 @dataclass

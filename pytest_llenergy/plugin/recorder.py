@@ -299,11 +299,16 @@ def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
 
 
 def deliver_unfinished(item: pytest.Item) -> None:
-    """Keep the record of a test that Ctrl-C ended while it measured: its rounds and loads took long."""
+    """Keep the record of a test that Ctrl-C ended while it measured: what it has took long."""
     draft = draft_of(item)
-    if draft.load_curve is None and draft.unfinished is None:
+    if draft.load_curve is not None:
+        rest = "loads"
+    elif draft.unfinished is not None:
+        rest = "rounds"
+    elif any(window.ended for window in draft.windows):
+        rest = "windows"
+    else:
         return
-    rest = "rounds" if draft.load_curve is None else "loads"
     report = pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,

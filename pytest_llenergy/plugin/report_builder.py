@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.comparison import Baseline
 from pytest_llenergy.record.environment import Environment, describe_differences
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool, encode_report
 from pytest_llenergy.record.text import escape_surrogates, format_time, relative_path
@@ -72,6 +74,7 @@ class ReportBuilder:
         self._hosts: dict[str, Environment] = {}
         self._new_hosts = False
         self._journal: Journal | None = None
+        self._journal_is_short = False
         self._source: Source | None = None
         self.problems: list[str] = []
         self.warnings: list[str] = []
@@ -118,6 +121,7 @@ class ReportBuilder:
                 self._journal.add(self._build_start())
             self._journal.add(record)
         except OSError as error:
+            self._journal_is_short = True
             self.problems.append(f"journal of {path}: {error.strerror}; {record.id} is not in it")
 
     def describe_run(self) -> None:
@@ -188,12 +192,24 @@ class ReportBuilder:
             except ReportError as error:
                 # The journal may have been deleted with its directory.
                 journal = self._journal if self._journal and self._journal.path.exists() else None
-                kept = f"; the journal {journal.path} is kept: llenergy merge" if journal else ""
+                if journal is None or self._journal_is_short:
+                    kept = self._write_elsewhere(path, content)
+                else:
+                    kept = f"; the journal {journal.path} is kept: llenergy merge"
                 self.problems.append(f"{error}{kept}")
                 succeeded = False
         if self._journal is not None:
             self._journal.close(remove=succeeded)
         return succeeded
+
+    def _write_elsewhere(self, path: Path, content: bytes) -> str:
+        """Write a report that nothing else holds, as on a full disk, to the temporary files."""
+        elsewhere = Path(tempfile.gettempdir()) / f"{path.stem}.{self.run_id}{path.suffix}"
+        try:
+            replace_file(elsewhere, content)
+        except ReportError:
+            return ""
+        return f"; it is {elsewhere} instead"
 
     def move_beside(self, path: Path) -> Path:
         """Write one of the files as ``NAME.partial.json`` instead; return that file."""

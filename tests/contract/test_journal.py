@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import re
 import signal
 
 import jsonschema
@@ -61,6 +63,29 @@ def test_ctrl_c_writes_the_report(three: Project) -> None:
     assert not list(three.path.glob("*.jsonl"))
 
 
+def test_ctrl_c_keeps_the_windows_of_the_test_that_it_ends(project: Project) -> None:
+    project.write(
+        "test_windows.py",
+        """
+import pathlib, time
+
+def test_windows(energy_meter):
+    with energy_meter("first"):
+        time.sleep(0.3)
+    pathlib.Path("third").touch()
+    time.sleep(600)
+""",
+    )
+    process = project.start_pytest("--energy-report", project.meter())
+    wait_for(lambda: project.exists("third"))
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=200)
+    assert process.returncode == pytest.ExitCode.INTERRUPTED
+    record = project.records()["test_windows"]
+    assert record["reason"] == "interrupted before all windows were measured"
+    assert [(window["name"], window["energy_j"] > 0) for window in record["windows"]] == [("first", True)]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill-9", "term"])
 def test_a_kill_leaves_a_journal_that_becomes_a_report(three: Project, number: signal.Signals) -> None:
     stop(three, number)
@@ -97,6 +122,23 @@ def test_a_full_disk_keeps_the_old_report_and_the_journal(project: Project) -> N
     assert journal.name in ended.text
     assert project.llenergy("merge", journal.name, "-o", "saved.json").ret == 0
     assert list(project.records("saved.json")) == ["test_it"]
+
+
+def test_what_the_journal_of_a_full_disk_lacks_is_in_a_report_elsewhere(project: Project) -> None:
+    """The journal's folder takes no more after the first test."""
+    project.write("out/.keep", "")
+    project.write(
+        "conftest.py",
+        "import shutil\ndef pytest_runtest_logfinish(nodeid): shutil.rmtree('out', ignore_errors=True)\n",
+    )
+    project.write("test_it.py", "def test_it(energy): energy(sum, [1])\n")
+    ended = project.pytest("--energy-report=out/energy.json", project.meter())
+    assert ended.ret == 1
+    (elsewhere,) = re.findall(r"it is (\S+) instead", ended.text)
+    try:
+        assert list(project.records(elsewhere)) == ["test_it"]
+    finally:
+        pathlib.Path(elsewhere).unlink()
 
 
 def test_a_failure_that_ends_the_run_is_in_the_report(project: Project) -> None:

@@ -170,7 +170,7 @@ def test_lost(workers, energy_meter):
         workers.run(where, 0.3)
     with energy_meter("second"):
         workers.run(where, 0.3)
-    time.sleep(SECONDS)
+    time.sleep(3)
     with energy_meter("third"):
         workers.run(end_agent)
 """
@@ -178,20 +178,16 @@ def test_lost(workers, energy_meter):
 
 
 @pytest.mark.slow
-def test_windows_that_had_ended_keep_the_joules_of_a_host_that_is_lost_later(two_hosts: TwoHosts) -> None:
-    """Nobody reads a window before the host is lost."""
-    output = two_hosts.run(LOST_LATER.replace("SECONDS", "3"))
+def test_unread_windows_of_a_host_that_is_lost_say_so_and_keep_the_others(two_hosts: TwoHosts) -> None:
+    output = two_hosts.run(LOST_LATER)
     assert "1 failed" in output, output
     (record,) = two_hosts.report.records
-    *ended, third = record.windows
-    assert [window.name for window in ended] == ["first", "second"]
-    for window in ended:
-        assert window.energy_j is not None, window.reason
-        assert window.energy_u_j is not None
-        assert abs(window.energy_j - 500 * window.duration_s) <= 4 * window.energy_u_j
-    assert third.energy_j is None
-    assert third.by_domain["n2/gpu:GPU-n2-0"].energy_j is None
-    assert third.by_domain["n1/gpu:GPU-n1-0"].energy_j is not None
+    assert [window.name for window in record.windows] == ["first", "second", "third"]
+    for window in record.windows:
+        assert window.energy_j is None
+        assert (window.reason or "").startswith("n2: its agent ")
+        assert window.by_domain["n2/gpu:GPU-n2-0"].energy_j is None
+        assert window.by_domain["n1/gpu:GPU-n1-0"].energy_j is not None
 
 
 STEADY = """

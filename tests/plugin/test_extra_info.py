@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``extra_info``: values of the test in its record, in pages and in exports."""
+"""``extra_info``: values of the test in its record, and in pages."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import jsonschema
 import msgspec
 import pytest
 
-from pytest_llenergy.cli import main
 from pytest_llenergy.compare.comparability import workload_differences, workload_key
 from pytest_llenergy.record.report import json_schema
 
@@ -33,9 +31,7 @@ TEST = """
 """
 
 
-def test_values_reach_report_page_and_export(
-    quick: pytest.Pytester, read_report: Read, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_values_reach_report_and_page(quick: pytest.Pytester, read_report: Read) -> None:
     quick.makepyfile(TEST)
     quick.runpytest("--energy-report", "--energy-html").assert_outcomes(passed=1)
     report = read_report()
@@ -50,13 +46,6 @@ def test_values_reach_report_page_and_export(
     page = (quick.path / "energy.html").read_text()
     for shown in ("extra info accuracy", "0.75", "&lt;b&gt;"):
         assert shown in page
-    capsys.readouterr()
-    assert main(["export", str(quick.path / "energy.json"), "--format", "pytest-benchmark"]) == 0
-    (benchmark,) = json.loads(capsys.readouterr().out)["benchmarks"]
-    extra = benchmark["extra_info"]
-    assert extra["accuracy"] == 0.75
-    # A value of the test must not pass for a measured one.
-    assert extra["energy_j"] == record["metrics"]["energy_j"]["value"]
 
 
 def test_windows_alone_can_have_values(quick: pytest.Pytester, read_report: Read) -> None:

@@ -77,6 +77,8 @@ class CommandMeter:
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
+        #: What was read: it does not go back if a late line changes the mean of its burst.
+        self._shown_j = 0.0
         self._burst: list[float] = []
         self._burst_start = (0.0, 0.0)
         self._reason: str | None = None
@@ -292,7 +294,8 @@ class CommandMeter:
             if self._reason is None and silent_s > self._longest_silence_s():
                 return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
             too_high, self._left_out = self._left_out, None
-            return [self._reason or too_high or self._energy_j]
+            self._shown_j = max(self._shown_j, self._energy_j)
+            return [self._reason or too_high or self._shown_j]
 
     def _longest_silence_s(self) -> float:
         if not self._intervals:

@@ -106,9 +106,9 @@ _FULL_TIME = (
     "RTX 4090",
 )
 
-#: Products whose energy counter has no blind time although their power reading has. Under 576 bursts of 4 to
-#: 490 ms, the increments of an H200's counter follow the time at work in the whole tick, and leave 1.5 to 4 J
-#: of each; the time in any quarter of it leaves twice to three times as much.
+#: Products whose energy counter has no blind time although their power reading has. Under square
+#: waves, the increments of an H200's counter follow the time at work in the whole tick: a load of 50 ms on and
+#: off scatters them by 41 W, which a sensor that saw a quarter of each tick would scatter by 173 W.
 FULL_TIME_COUNTERS = ("H200",)
 
 #: The lowest share of all measured sensors, assumed where nothing was measured.
