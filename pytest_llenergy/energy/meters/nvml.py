@@ -107,8 +107,8 @@ _FULL_TIME = (
 )
 
 #: Products whose energy counter has no blind time although their power reading has. Under square
-#: waves, the increments of an H200's counter follow the time at work in the whole tick: a load of 50 ms on and
-#: off scatters them by 41 W, which a sensor that saw a quarter of each tick would scatter by 173 W.
+#: waves, the increments of an H200's counter follow the time at work in the whole tick: a load of 50 ms on
+#: and off scatters them by 41 W, which a sensor that saw a quarter of each tick would scatter by 173 W.
 FULL_TIME_COUNTERS = ("H200",)
 
 #: The lowest share of all measured sensors, assumed where nothing was measured.
