@@ -57,7 +57,7 @@ def world(tmp_path: Path, nvml_children: Give) -> World:
         {"burst": Burst(100, 300, 40_000_000, 0.5)},
         {"burst": Burst(50, 500, 60_000_000, 0.25)},
     ]
-    boards = [Board(name="NVIDIA H200", latch_ns=20_000_000, **wave) for wave in waves]
+    boards = [Board(name="NVIDIA H100 80GB HBM3", latch_ns=20_000_000, **wave) for wave in waves]
     return nvml_children(World(tmp_path / "world", boards))
 
 
