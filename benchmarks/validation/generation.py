@@ -44,6 +44,7 @@ def body(notebook: Notebook) -> None:
     with lease_board(notebook) as uuid:
         works = _make_dry_works() if notebook.dry else _make_works(notebook)
         tools = make_tools(notebook, uuid)
+        # Tools that read in the background need time for their first readings.
         time.sleep(1.0)
         rows: list[list[str | float | int | None]] = []
         random = Random(1)
@@ -172,6 +173,7 @@ def _make_works(notebook: Notebook) -> dict[tuple[str, int], Work]:
             torch.cuda.synchronize()
             return int(prompts.shape[0]) * NEW_TOKENS
 
+        # mypy cannot infer the defaults, which bind this batch and not the last one.
         works["prefill", batch] = lambda prefill=prefill, times=times: prefill(times=times)  # type: ignore[misc]
         works["generate", batch] = generate
     return works

@@ -36,6 +36,7 @@ class Variances(NamedTuple):
     shape: float = 0.0
     marking: float = 0.0
 
+    # Of a tuple, ``+`` would join the two.
     def __add__(self, other: Variances) -> Variances:  # type: ignore[override]
         *independent, shape, marking = map(add, self, other)
         if self.shape and other.shape:

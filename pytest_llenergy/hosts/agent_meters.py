@@ -97,7 +97,7 @@ def _fail_in_one_line(spec: MeterSpec) -> MeterSpec:
             return spec.open(*arguments)
         except LLEnergyError:
             raise
-        except Exception as error:
+        except Exception as error:  # code of the user, which may raise anything
             message = one_line(f"{spec.name}: {type(error).__name__}: {error}")
             raise WorkerError(message) from None
 
