@@ -16,6 +16,7 @@ from pytest_llenergy.ab.session import Earlier, Turn, Watch, run_session, show_f
 from pytest_llenergy.ab.sides import Prepared, check_imports, list_own_modules
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests
 from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparability import MeasuredRecord
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import note_unchecked_marks
 from pytest_llenergy.compare.metrics import direction_of
@@ -26,7 +27,6 @@ from pytest_llenergy.compare.statistics import Estimate, Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import ComparedReports
 from pytest_llenergy.record.files import replace_file
-from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, Session, SideName, Tool
 from pytest_llenergy.record.text import shorten
 
@@ -88,8 +88,11 @@ class Campaign:
             self._undecided = set()
         self._done.update(dict.fromkeys(self._open_tests - self._undecided, self._stage))
 
-    def _estimate(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+    def _estimate(
+        self, measured: MeasuredRecord, base: Sample, head: Sample, rule: Rule, metric: str
+    ) -> Estimate:
         """Decide on a metric at the current stage of its test."""
+        record = measured.record
         stage = self._done.get(record.id, self._stage)
         better = direction_of(metric, record)
         step = decide_stage(base, head, stage, self._plan.schedule.stages, rule, better)

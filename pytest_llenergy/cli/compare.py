@@ -192,7 +192,7 @@ def print_comparison(
     warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
     if warned and compared.inconclusive != "pass":
         more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
-        remedy = suggest_remedy(warned, more, in_turn=result.pairs is not None)
+        remedy = suggest_remedy(warned, more)
         how = "warning: " if compared.inconclusive == "warn" else ""
         print_message(command, f"{how}{len(warned)} inconclusive; {remedy}")
     lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
@@ -219,7 +219,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
 
     from pytest_llenergy.compare.comparison import compare_reports
     from pytest_llenergy.compare.gate import check_custom_metrics, note_unchecked_marks, parse_criteria
-    from pytest_llenergy.compare.history.spread import StoredEstimator
+    from pytest_llenergy.compare.history import StoredEstimator
     from pytest_llenergy.compare.pairing import split_by_parameter
     from pytest_llenergy.compare.timings import SECONDS, TOOL, TimingsEstimator
     from pytest_llenergy.report.saved import locate
@@ -264,10 +264,9 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
         # Which value is better is a finding, not a fault.
         criteria = [replace(each, gated=False) for each in criteria]
     check_custom_metrics(criteria, [*reports[0].records, *reports[1].records])
-    history = Path(args.history or DEFAULT_HISTORY)
-    usable = history if args.history is not None or history.is_dir() else None
     kind = TimingsEstimator if timed else StoredEstimator
-    estimator = kind(usable, reports[1].environment, _warn, assumes=args.floor is not None or not timed)
+    history = Path(args.history or DEFAULT_HISTORY)
+    estimator = kind(history, assumes=args.floor is not None or not timed)
     within = args.between is not None
     compared = compare_reports(
         *reports,
@@ -281,10 +280,6 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     notes = [*compared.notes, *note_unchecked_marks([*reports[0].records, *reports[1].records], criteria)]
     compared = msgspec.structs.replace(compared, notes=notes, inconclusive=inconclusive)
     return ComparisonResult(compared, reports)
-
-
-def _warn(line: str) -> None:
-    print_message("compare", f"warning: {line}")
 
 
 def _read_policy(args: argparse.Namespace, compared: ComparedReports) -> Inconclusive:

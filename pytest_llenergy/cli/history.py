@@ -51,7 +51,7 @@ def add_parser(commands: Commands) -> None:
 def _add(args: argparse.Namespace) -> int:
     from pytest_llenergy.cli.console import print_line, print_message
     from pytest_llenergy.compare.gate import USAGE
-    from pytest_llenergy.compare.history.store import add_run
+    from pytest_llenergy.compare.history import add_run
     from pytest_llenergy.errors import ReportError
     from pytest_llenergy.record.text import count_tests
     from pytest_llenergy.report.saved import locate
@@ -80,7 +80,7 @@ def _show(args: argparse.Namespace) -> int:
         write_output,
     )
     from pytest_llenergy.compare.gate import check_metric
-    from pytest_llenergy.compare.history.trend import build_view, select_series
+    from pytest_llenergy.compare.history import build_view, select_series
 
     metric = check_metric(args.metric) if args.metric is not None else None
     series = select_series(args.at, test=args.test, metric=metric, device_key=args.device)

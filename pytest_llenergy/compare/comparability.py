@@ -6,23 +6,22 @@ runs: no clock rate, temperature, free memory, host name, driver or UUID. Two GP
 although they may differ by 10 %, so another GPU is a note. Workload facts determine what is executed.
 Versions of backends and libraries are left out because they are under test, and output tokens because they
 are a result: ``work_differences`` finds output tokens and test code that differ too much for a verdict.
-Number types are compared where both records have them, but are no part of ``workload_key``, which groups
-records of several versions.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from math import log, log1p
 from operator import attrgetter
-from statistics import fmean, median
+from statistics import median
 
 import msgspec
 
-from pytest_llenergy.compare.disturbance import MAJORITY
 from pytest_llenergy.record.environment import Board, Environment
+from pytest_llenergy.record.goodput import has_flag
 from pytest_llenergy.record.record import LOCALHOST, BoardSettings, Record, domain_kind, without_host
 from pytest_llenergy.record.served import CUT_SHORT, SATURATED
 
@@ -38,6 +37,14 @@ WORK_OF = attrgetter(
 
 #: What hosts are compared by, in the order in which each fact lists them.
 HOST_OF = attrgetter("cpu_model", "machine", "logical_cpus", "memory_bytes")
+
+
+@dataclass(frozen=True)
+class MeasuredRecord:
+    """A record and the environment in which it was measured."""
+
+    record: Record
+    environment: Environment | None
 
 
 def device_facts(record: Record, environment: Environment | None, *, meters: bool = True) -> dict[str, str]:
@@ -59,7 +66,7 @@ def device_facts(record: Record, environment: Environment | None, *, meters: boo
     if gpus:
         boards = {each.uuid: each for each in (*_boards_of(hosts), *record.boards)}
         found = [boards.get(uuid) for uuid in gpus]
-        limits = [_power_limit_w(each, boards.values()) for each in found]
+        limits = [each.power_limit_w if each else None for each in found]
         facts["gpu.name"] = _count_values(each.name if each else UNKNOWN for each in found)
         facts["gpu.memory"] = _count_values(
             f"{each.memory_bytes / 2**30:.1f} GiB" if each and each.memory_bytes is not None else UNKNOWN
@@ -107,14 +114,6 @@ def _measured_hosts(record: Record, environment: Environment | None) -> list[Env
 
 def _boards_of(hosts: Iterable[Environment | None]) -> list[Board]:
     return [board for host in hosts if host is not None for board in host.gpus]
-
-
-def _power_limit_w(board: Board | None, boards: Iterable[Board]) -> float | None:
-    """The limit of the GPU; for a MIG instance, of the GPU with the same PCI bus id."""
-    if board is None or board.power_limit_w is not None:
-        return board.power_limit_w if board else None
-    whole = (each.power_limit_w for each in boards if each.pci_bus_id == board.pci_bus_id)
-    return next((watts for watts in whole if watts is not None), None)
 
 
 def _count_values(values: Iterable[str]) -> str:
@@ -166,23 +165,14 @@ def device_differences(
     return list_differences(*sides)
 
 
-def comparison_notes(
-    base: Record, head: Record, base_on: Environment | None, head_on: Environment | None
-) -> list[str]:
-    """Return notes on comparable records: other GPUs of the model, another driver or host."""
-    notes = []
-    gpus = [sorted(device for device in each.devices if device != "cpu") for each in (base, head)]
-    if gpus[0] != gpus[1]:
-        notes.append(
-            f"different GPUs of the same model ({' -> '.join(map(', '.join, gpus))}), which can differ by "
-            "10 % or more"
-        )
-    what = "driver" if gpus[0] else "host of the same kind"
-    found = [
-        ", ".join(sorted({(each.driver or UNKNOWN) if gpus[0] else each.host.name for each in hosts if each}))
-        for hosts in (_measured_hosts(base, base_on), _measured_hosts(head, head_on))
-    ]
-    return [*notes, f"different {what} ({' -> '.join(found)})"] if found[0] != found[1] else notes
+def note_other_gpus(base: Record, head: Record) -> list[str]:
+    """Return a note if comparable records are of different GPUs."""
+    before, after = (
+        ", ".join(sorted(device for device in each.devices if device != "cpu")) for each in (base, head)
+    )
+    if before == after:
+        return []
+    return [f"different GPUs of the same model ({before} -> {after}), which can differ by 10 % or more"]
 
 
 def describe_devices(record: Record, environment: Environment | None) -> str:
@@ -211,6 +201,9 @@ def workload_facts(record: Record) -> dict[str, str]:
         facts |= {f"options.{name}": repr(value) for name, value in sorted(backend.options.items())}
         facts |= {"task": str(backend.task), "prompts": str(backend.prompts_digest)}
         facts |= {f"generation.{name}": repr(value) for name, value in sorted(backend.generation.items())}
+        types = backend.precision
+        if types is not None:
+            facts |= {f"precision.{name}": str(getattr(types, name)) for name in types.__struct_fields__}
     degrees = record.parallel
     facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
@@ -245,57 +238,27 @@ def workload_differences(base: Record, head: Record) -> list[str]:
     """Return a line for each difference between the workloads of two records."""
     if WORK_OF(base) == WORK_OF(head) and _batch(base) == _batch(head):
         return []
-    precisions = [_precision_facts(each) for each in (base, head)]
-    before, after = workload_facts(base), workload_facts(head)
-    if not all(precisions):
-        # Reports of earlier versions have none.
-        return list_differences(before, after)
-    if precisions[0]["precision.weights"] != precisions[1]["precision.weights"]:
-        # These say the same as what was loaded.
-        for facts in (before, after):
-            facts.pop("dtype", None)
-            facts.pop("options.dtype", None)
-    return list_differences(before | precisions[0], after | precisions[1])
+    return list_differences(workload_facts(base), workload_facts(head))
 
 
-def _precision_facts(record: Record) -> dict[str, str]:
-    """Describe the number types of a backend; empty if they are unknown."""
-    precision = record.backend.precision if record.backend is not None else None
-    if precision is None:
-        return {}
-    return {f"precision.{name}": str(getattr(precision, name)) for name in precision.__struct_fields__}
+def work_differences(base: Record, head: Record, tolerance: float) -> list[str]:
+    """Return why equal workloads may be different work: an edited test, or answers of another length."""
+    # Reports of other tools have none.
+    edited = base.source_digest is not None and base.source_digest != head.source_digest
+    return ["the benchmark itself changed"] * edited + _token_differences(base, head, tolerance)
 
 
-def work_differences(base: Record, head: Record, tolerance: float, *, saturation: bool = True) -> list[str]:
-    """Return why equal workloads may be different work: an edited test, a saturated server on one side, or
-    answers of another length, and prompts of a served load.
-    """
-    differences = []
-    # Reports of earlier versions have none.
-    if base.source_digest is not None and base.source_digest != head.source_digest:
-        differences.append("the benchmark itself changed")
-    if saturation:
-        found = [_describe_saturation("base", base), _describe_saturation("head", head)]
-        saturated = [each for each in found if each is not None]
-        differences += saturated if len(saturated) == 1 else []
-    return differences + _token_differences(base, head, tolerance)
-
-
-def partial_loads(base: Record, head: Record) -> list[str]:
-    """Return which sides have a load that ended before it was complete, and why."""
-    found = []
+def load_differences(base: Record, head: Record) -> list[str]:
+    """Return which sides have a load that ended early, or a server that only there did not keep up."""
+    found, saturated = [], []
     for side, record in (("base", base), ("head", head)):
-        cut = [flag for each in record.rounds for flag in each.flags if flag.name in CUT_SHORT]
-        found += [f"a load of {side} {flag.name}: {flag.detail}" for flag in cut[:1]]
-    return found
-
-
-def _describe_saturation(side: str, record: Record) -> str | None:
-    """Return that the load of a side was saturated in most rounds, and how; ``None`` if it was not."""
-    details = [flag.detail for each in record.rounds for flag in each.flags if flag.name == SATURATED]
-    if not details or len(details) <= MAJORITY * len(record.rounds):
-        return None
-    return f"only {side} is saturated, in {len(details)} of {len(record.rounds)} rounds ({details[0]})"
+        flags = [flag for each in record.rounds for flag in each.flags]
+        cut = [f"a load of {side} {flag.name}: {flag.detail}" for flag in flags if flag.name in CUT_SHORT]
+        found += cut[:1]
+        details = [flag.detail for flag in flags if flag.name == SATURATED]
+        if 2 * sum(has_flag(each, SATURATED) for each in record.rounds) > len(record.rounds):
+            saturated.append(f"only {side} is saturated ({details[0]})")
+    return found + (saturated if len(saturated) == 1 else [])
 
 
 def _token_differences(base: Record, head: Record, tolerance: float) -> list[str]:
@@ -310,8 +273,6 @@ def _token_differences(base: Record, head: Record, tolerance: float) -> list[str
     served = _is_served(base) and _is_served(head)
     if served:
         names, unit = ["input", "output"], "answered request"
-        # The requests without an answer may have been longer than the others, or shorter.
-        tolerance += _unanswered_share(base, head)
     elif not any(each.requests for record in (base, head) for each in record.rounds):
         # Those of a function's calls, as the test tells them.
         names = ["input", "output"]
@@ -332,19 +293,6 @@ def _median_tokens(record: Record, name: str, *, per_request: bool) -> float | N
         if each.tokens is not None and parts:
             counts.append(getattr(each.tokens, name) / parts)
     return median(counts) if counts else None
-
-
-def _unanswered_share(base: Record, head: Record) -> float:
-    """Return the share of requests without an answer, of both sides together.
-
-    That includes turns of a conversation that were not sent because an earlier one failed.
-    """
-    answered, asked = [], []
-    for record in (base, head):
-        loads = [(each.served, each.iterations) for each in record.rounds if each.served is not None]
-        answered.append(fmean(len(served.sent_s) / count for served, count in loads))
-        asked += [(len(served.sent_s) + len(served.failures)) / count for served, count in loads]
-    return sum(1 - each / max(asked) for each in answered) if any(asked) else 0.0
 
 
 def _is_served(record: Record) -> bool:

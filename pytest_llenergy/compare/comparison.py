@@ -11,34 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
 from statistics import median
-from typing import TypeVar
 
 import msgspec
 
 from pytest_llenergy.compare.case import Case, Criterion
 from pytest_llenergy.compare.comparability import (
-    comparison_notes,
+    MeasuredRecord,
     describe_devices,
     device_differences,
-    partial_loads,
+    load_differences,
+    note_other_gpus,
     work_differences,
     workload_differences,
 )
-from pytest_llenergy.compare.custom import (
-    MAX_LOAD,
-    compare_custom,
-    decide_values,
-    mean_of_searches,
-    sample_searches,
-)
+from pytest_llenergy.compare.custom import MAX_LOAD, compare_custom
 from pytest_llenergy.compare.disturbance import find_disturbance, load_of_others
 from pytest_llenergy.compare.metrics import METRICS, unit_of
 from pytest_llenergy.compare.outputs import check_outputs
 from pytest_llenergy.compare.pairing import describe_changing_ids, select_last_attempts
 from pytest_llenergy.compare.rule import DEFAULT_RULE, HELD_BACK, Rule
 from pytest_llenergy.compare.statistics import (
-    MIN_ROUNDS,
-    SESSION_SPREAD,
     STORED,
     Estimate,
     Sample,
@@ -52,16 +44,14 @@ from pytest_llenergy.record.comparison import (
     ComparedReports,
     Comparison,
     ReportSource,
+    Verdict,
 )
-from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.goodput import GOODPUT_METRICS
 from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
-from pytest_llenergy.record.record import Record, Round
+from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.round_metric import is_energy_unit
-from pytest_llenergy.record.round_statistics import RoundValue
 from pytest_llenergy.record.scoring import PER_JOULE
-from pytest_llenergy.record.text import count_tests, shorten
 
 #: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
 #: reads them, otherwise the third.
@@ -75,27 +65,14 @@ TOKEN_TOLERANCE = 0.03
 #: How to accept a test that does other work than in the baseline.
 ACCEPT = "llenergy compare --across compares them all the same, and a new baseline accepts the change"
 
-#: How to compare searches whose record has only parts of loads.
-COMPLETE = "only whole loads can be gated; let max_load search lower rates (between=) or longer (budget=)"
-
 #: Statuses of records in a sentence, if not ``is invalid`` and the like.
 STATUS_VERBS = {"failed": "failed", "skipped": "was skipped", "crashed": "crashed"}
 
-V = TypeVar("V", Comparison, Estimate)
-
-#: Decides the verdict on one metric from the record of the head, both samples, the rule and the metric.
-Estimator = Callable[[Record, Sample, Sample, Rule, str], Estimate]
+#: Decides the verdict on one metric from the head, both samples, the rule and the metric.
+Estimator = Callable[[MeasuredRecord, Sample, Sample, Rule, str], Estimate]
 
 #: Makes the sample of a custom metric, None if its values are compared without an estimator.
 CustomSampler = Callable[[Record, str], Sample | None]
-
-
-@dataclass(frozen=True)
-class MeasuredRecord:
-    """A record and the environment in which it was measured."""
-
-    record: Record
-    environment: Environment | None
 
 
 def default_metric(*records: Record | None) -> str:
@@ -126,7 +103,7 @@ def incomplete_run_note(origin: str) -> str:
     return f"{origin} is from a run that did not finish; its remaining tests are missing"
 
 
-def estimate_once(_: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
+def estimate_once(_: MeasuredRecord, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
     """Decide on all rounds of two separate sessions at once; the default ``Estimator``."""
     return compare_samples(base, head, rule, METRICS[metric].better, STORED)
 
@@ -175,11 +152,6 @@ def compare_reports(
     devices = (describe_devices(record, head.environment) for record in distinct.values())
     notes = [incomplete_run_note(origin) for origin in incomplete if origin is not None]
     notes += describe_changing_ids(removed, after.keys() - before)
-    reruns = len({record.id for record in head.records if record.attempt > 1})
-    if reruns:
-        notes.append(f"{origins[1]}: {count_tests(reruns)} ran again; the last attempts are compared")
-    if failed := [name for name, record in after.items() if record.failed_gate]:
-        notes.append(f"failed by its gate in its own run: {shorten(', '.join(failed), 300)}")
     floor = max((each.rule.floor for each in criteria), default=0.0)
     if floor > DEFAULT_RULE.threshold:
         notes.append(f"changes up to {floor * 100:.3g}% do not count")
@@ -242,40 +214,37 @@ class _Comparing:
         if differences and not self.across:
             reason = f"different workload ({'; '.join(differences)})"
             return case.decide("not comparable", reason, differences), None
-        for changes, remedy in _list_other_work(case, old, new):
-            if changes and criterion.gated and not self.across:
-                return case.decide("not comparable", f"{'; '.join(changes)}: {remedy}", changes), None
-            differences += changes
+        changes = _list_other_work(case, old, new)
+        if changes and criterion.gated and not self.across:
+            return case.decide("not comparable", f"{'; '.join(changes)}: {ACCEPT}", changes), None
+        differences += changes
+        notes = [*note_other_gpus(old, new), *(f"{OTHER_WORKLOAD}{line}" for line in differences)]
         metric = case.metric
         if _has_metric(metric, new) and not _has_metric(metric, old):
             return case.decide("new", f"the baseline has no {metric}"), None
-        samples: list[Sample | None] = [None, None]
-        if metric in ROUND_METRICS:
-            for place, (side, record) in enumerate((("base", old), ("head", new))):
-                values, why = values_of_rounds(metric, record.rounds)
-                if not values:
+        found, estimate = self._judge(case, base, head, notes)
+        if found.metric in ROUND_METRICS or metric == PER_JOULE:
+            found = check_outputs(found, old, new, judge=self.judge_outputs)
+        return found, estimate
+
+    def _judge(
+        self, case: Case, base: MeasuredRecord, head: MeasuredRecord, notes: Sequence[str]
+    ) -> tuple[Comparison, Estimate | None]:
+        """Apply the rule to records that may be compared."""
+        metric, samples = case.metric, list[Sample | None]()
+        for side, each in (("base", base.record), ("head", head.record)):
+            if metric in ROUND_METRICS:
+                sample, why = _make_sample(metric, each)
+                if sample is None:
                     return case.decide("invalid", f"{side} has no {metric}: {why}"), None
-                of_rounds = metric != MAX_LOAD
-                samples[place] = (
-                    _make_sample(metric, values, record.rounds) if of_rounds else sample_searches(record)
-                )
-        elif self.sample_custom is not None:
-            samples = [self.sample_custom(record, metric) for record in (old, new)]
+                samples.append(sample)
+            else:
+                samples.append(None if self.sample_custom is None else self.sample_custom(each, metric))
         before, after = samples
-        if before is None or after is None:
-            found = compare_custom(case, differences)
-            if metric == PER_JOULE:
-                found = check_outputs(found, old, new, judge=self.judge_outputs)
-            return found, None
-        estimate = self.estimator(new, before, after, criterion.rule, metric)
-        if metric == MAX_LOAD and min(estimate.n_base, estimate.n_head) < MIN_ROUNDS:
-            # Each session is one result, whose uncertainty the search knows.
-            spread = estimate.design.session_spread or SESSION_SPREAD
-            results = mean_of_searches(before, old, spread), mean_of_searches(after, new, spread)
-            return _hold_back(decide_values(case, *results, differences), old, new, load_matters=True), None
-        alike = estimate.design.interleaved or bool(estimate.corrections)
-        estimate = _hold_back(estimate, old, new, load_matters=not alike)
-        notes = [*estimate.corrections, *comparison_notes(old, new, base.environment, head.environment)]
+        if before is None or after is None or metric == MAX_LOAD:
+            found = compare_custom(case, notes)
+            return (_hold_back(found, case, load_matters=True) if metric == MAX_LOAD else found), None
+        estimate = self.estimator(head, before, after, case.criterion.rule, metric)
         found = case.decide(
             estimate.verdict,
             estimate.reason,
@@ -291,9 +260,13 @@ class _Comparing:
             detectable=estimate.detectable,
             p=estimate.p,
             session_spread=estimate.design.session_spread or None,
-            notes=[*notes, *(f"{OTHER_WORKLOAD}{line}" for line in differences)],
+            notes=[*estimate.corrections, *notes],
         )
-        return check_outputs(found, old, new, judge=self.judge_outputs), estimate
+        alike = estimate.design.interleaved or bool(estimate.corrections)
+        held = _hold_back(found, case, load_matters=not alike)
+        if held is not found:
+            estimate = estimate.changed_to("inconclusive", held.reason)
+        return held, estimate
 
     def _refuse_measurements(
         self, case: Case, base: MeasuredRecord, head: MeasuredRecord
@@ -316,11 +289,11 @@ def _refuse_records(case: Case, old: Record, new: Record) -> Comparison | None:
     """Return the comparison of records of which one has no value to compare, or None."""
     metric, unit = case.metric, unit_of(case.metric, old, new)
     is_custom = metric not in ROUND_METRICS
-    if new.status == old.status == "skipped":
-        return case.decide("invalid", _not_measured_reason("head", new), gated=False)
-    if new.counts and old.status in STATUS_VERBS and not old.counts:
-        reason = _not_measured_reason("base", old)
-        return case.decide("new", reason, gated=False, base_status=old.status)
+    if old.status in STATUS_VERBS and not old.counts:
+        side, record = ("base", old) if new.counts else ("head", new)
+        verdict: Verdict = "new" if new.counts else "invalid"
+        known = {"base_status": old.status} if new.counts else {}
+        return case.decide(verdict, _not_measured_reason(side, record), gated=False, **known)
     for side, record in (("base", old), ("head", new)):
         if not record.counts:
             return case.decide("invalid", _not_measured_reason(side, record))
@@ -336,13 +309,12 @@ def _refuse_records(case: Case, old: Record, new: Record) -> Comparison | None:
     return None
 
 
-def _list_other_work(case: Case, old: Record, new: Record) -> Sequence[tuple[list[str], str]]:
-    """Return why equal workloads may be other work, with what helps."""
+def _list_other_work(case: Case, old: Record, new: Record) -> list[str]:
+    """Return why equal workloads may be other work."""
     # Goodput and the maximum load are what saturation costs; energy is then that of other work.
-    saturation = case.metric not in GOODPUT_METRICS or is_energy_unit(ROUND_METRICS[case.metric].unit)
+    judges_load = case.metric in GOODPUT_METRICS and not is_energy_unit(ROUND_METRICS[case.metric].unit)
     tolerance = max(case.criterion.rule.threshold, TOKEN_TOLERANCE)
-    changes = work_differences(old, new, tolerance, saturation=saturation)
-    return ((partial_loads(old, new) if saturation else [], COMPLETE), (changes, ACCEPT))
+    return [*([] if judges_load else load_differences(old, new)), *work_differences(old, new, tolerance)]
 
 
 def _has_metric(metric: str, record: Record) -> bool:
@@ -352,24 +324,28 @@ def _has_metric(metric: str, record: Record) -> bool:
     return applies_to_rounds(metric, record.rounds)
 
 
-def _make_sample(metric: str, values: Sequence[tuple[int, RoundValue]], rounds: Sequence[Round]) -> Sample:
-    """Make a sample of the values of a metric, each with the index of its round."""
-    return Sample(
+def _make_sample(metric: str, record: Record) -> tuple[Sample | None, str | None]:
+    """Return the values of a metric, each with the index of its round, or why there are none."""
+    values, why = values_of_rounds(metric, record.rounds)
+    if not values:
+        return None, why
+    sample = Sample(
         values=[each.value for _, each in values],
         uncertainties=[each.meter for _, each in values],
         unit=ROUND_METRICS[metric].unit,
         # Energy that a part-time sensor missed, and what the course of power between ticks makes uncertain.
         shared=[hypot(each.unsampled, each.shape) for _, each in values],
         pairs=[index for index, _ in values],
-        load=load_of_others([rounds[index] for index, _ in values]),
+        load=load_of_others([record.rounds[index] for index, _ in values]),
     )
+    return sample, None
 
 
-def _hold_back(found: V, base: Record, head: Record, *, load_matters: bool) -> V:
+def _hold_back(found: Comparison, case: Case, *, load_matters: bool) -> Comparison:
     """Return no verdict on a change if most rounds of a side were disturbed."""
-    if found.verdict in ("inconclusive", "invalid"):
+    if found.verdict in ("inconclusive", "invalid") or case.base is None or case.head is None:
         return found
-    why = find_disturbance(base, head, load_matters=load_matters)
+    why = find_disturbance(case.base, case.head, load_matters=load_matters)
     if why is None:
         return found
     reason = f"{found.verdict} {HELD_BACK} {why}; {found.reason}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two values with their uncertainties: a custom metric, or the maximum load of few sessions."""
+"""Compare two values with their uncertainties: a custom metric, or the maximum load of a server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from pytest_llenergy.compare.case import Case
 from pytest_llenergy.compare.limits import normal_quantile
 from pytest_llenergy.compare.metrics import direction_of
-from pytest_llenergy.compare.rule import NEEDS_ABSOLUTE, AbsoluteChange, Rule, RuleVerdict, decide_verdict
-from pytest_llenergy.compare.statistics import Sample
+from pytest_llenergy.compare.rule import NEEDS_ABSOLUTE, Rule, RuleVerdict, decide_verdict
+from pytest_llenergy.compare.statistics import SESSION_SPREAD
 from pytest_llenergy.record.base import Direction
-from pytest_llenergy.record.comparison import OTHER_WORKLOAD, Comparison
+from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.quantity import format_number
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.round_metric import is_valid
@@ -28,12 +28,11 @@ SMALLEST = 1e-9
 
 
 class Value(NamedTuple):
-    """A metric of one side."""
+    """A metric of one side; ``values`` are those of single rounds, items or sessions, if there are any."""
 
     value: float
     uncertainty: float | None = None  # standard uncertainty
-    values: Sequence[float] = ()  # of single rounds or items, if there are any
-    results: int = 1  # that it is the mean of
+    values: Sequence[float] = ()
 
 
 class ValueChange(NamedTuple):
@@ -46,32 +45,35 @@ class ValueChange(NamedTuple):
     high: float | None = None
 
 
-def compare_custom(case: Case, differences: Sequence[str]) -> Comparison:
-    """Compare a custom metric that the baseline has; ``differences`` of the workloads become notes."""
+def compare_custom(case: Case, notes: Sequence[str]) -> Comparison:
+    """Compare a metric that the baseline has and that has one value a side."""
     metric, values, directions = case.metric, [], set[Direction]()
     for side, record in (("base", case.base), ("head", case.head)):
-        found = record.metrics.get(metric) if record is not None else None
-        if record is None or found is None or found.value is None:
+        assert record is not None
+        if metric == MAX_LOAD:
+            values.append(_mean_of_searches(record))
+            continue
+        found, custom = record.metrics.get(metric), record.custom.get(metric)
+        if found is None or found.value is None:
             why = f": {found.reason}" if found is not None and found.reason else ""
             return case.decide("invalid", f"{side} has no {metric}{why}")
-        custom = record.custom.get(metric)
         directions |= {custom.better} if custom is not None else set()
         values.append(Value(found.value, found.uncertainty, custom.values if custom is not None else ()))
     if len(directions) > 1:
         return case.decide("not comparable", f"{metric}: the sides disagree on which direction is better")
-    return decide_values(case, values[0], values[1], differences)
+    better = direction_of(metric, case.head, case.base)
+    change = compare_values(values[0], values[1], case.criterion.rule, better)
+    n_base, n_head = (max(1, len(each.values)) for each in values)
+    return case.decide(**change._asdict(), n_base=n_base, n_head=n_head, notes=list(notes))
 
 
-def decide_values(case: Case, base: Value, head: Value, differences: Sequence[str]) -> Comparison:
-    """Return the comparison of two values of a metric."""
-    better = direction_of(case.metric, case.head, case.base)
-    change = compare_values(base, head, case.criterion.rule, better)
-    return case.decide(
-        **change._asdict(),
-        n_base=len(base.values) or base.results,
-        n_head=len(head.values) or head.results,
-        notes=[f"{OTHER_WORKLOAD}{line}" for line in differences],
-    )
+def _mean_of_searches(record: Record) -> Value:
+    """Return the mean of the searches of a record; a single one may be as far off as sessions differ."""
+    rounds = [each for each in record.rounds if is_valid(each) and each.max_load is not None]
+    found = [each for each in {each.session: each.max_load for each in rounds}.values() if each is not None]
+    values = [each.requests_per_s for each in found if each.requests_per_s is not None]
+    mean, own = fmean(values), fmean(each.u_requests_per_s or 0.0 for each in found)
+    return Value(mean, hypot(own, SESSION_SPREAD * mean), values if len(values) > 1 else ())
 
 
 def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> ValueChange:
@@ -87,15 +89,12 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
     paired = len(base.values) == len(head.values) > 1
     width = normal_quantile(1 - rule.alpha) * _standard_error(base, head, paired=paired)
     if change == width == 0:
-        return ValueChange("unchanged", "both sides have the same value", 1.0 if base.value > 0 else None)
+        return ValueChange("unchanged", "both sides have the same value")
     if head.value < 0 or base.value <= max(width, SMALLEST * largest):
         return _compare_differences(base.value, head.value, sign * change, width, rule)
     around = (head.value - sign * width, head.value, head.value + sign * width)
     low, middle, high = (sign * log(max(each, SMALLEST * largest) / base.value) for each in around)
-    absolute = None
-    if rule.threshold_absolute:
-        absolute = AbsoluteChange(abs(change), sign * change + width, base.value)
-    verdict, reason = decide_verdict(middle, low, high, rule, absolute=absolute, better=better)
+    verdict, reason = decide_verdict(middle, low, high, rule.at_level(base.value), better=better)
     if not width:
         source = "with the same difference in every pair" if paired else "from values without an uncertainty"
         reason = f"{expm1(sign * middle):+.1%}, {source}"
@@ -105,23 +104,20 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
 
 
 def _compare_differences(base: float, head: float, worse: float, width: float, rule: Rule) -> ValueChange:
-    """Decide on a change that has no ratio; ``worse`` is negative if the head is better."""
+    """Decide on a change that has no ratio, by the absolute threshold; ``worse`` is negative if better."""
+    least = rule.threshold_absolute
+    amount = f"from {base:g} to {head:g}, known to {format_number(width)}"
     example = f"{NEEDS_ABSOLUTE} {rule.threshold * 100:.3g}%+"
-    if base < -width and not rule.threshold_absolute:
+    if base < -width and not least:
         reason = f"values below zero have no relative change; {example}{rule.threshold * -base:.1g}"
         return ValueChange("invalid", reason)
-    # The relative part counts too between values above zero, however uncertain they are.
-    least = max(rule.threshold_absolute, rule.threshold * max(0.0, min(base, head)))
-    size = f"{'worse' if worse > 0 else 'better'} by {format_number(abs(worse))}" if worse else "no change"
-    amount = f"from {base:g}, {size}"
     if abs(worse) >= least and abs(worse) > width:
         return ValueChange("regressed" if worse > 0 else "improved", amount)
     if worse + width < least:
         return ValueChange("unchanged", f"{amount}, at most {least:g} worse")
-    reason = f"{amount}, known to {format_number(width)}"
-    if not rule.threshold_absolute:
-        reason += f": too near zero for a relative threshold; {example}{2 * (max(worse, 0.0) + width):.1g}"
-    return ValueChange("inconclusive", reason)
+    if not least:
+        amount += f": too near zero for a relative threshold; {example}{2 * (max(worse, 0.0) + width):.1g}"
+    return ValueChange("inconclusive", amount)
 
 
 def _standard_error(base: Value, head: Value, *, paired: bool) -> float:
@@ -131,30 +127,3 @@ def _standard_error(base: Value, head: Value, *, paired: bool) -> float:
         differences = [after - before for before, after in zip(base.values, head.values, strict=True)]
         return stdev(differences) / sqrt(n) * half_student(n - 1)
     return hypot(base.uncertainty or 0.0, head.uncertainty or 0.0)
-
-
-def sample_searches(record: Record) -> Sample:
-    """Return the maximum load of each session, which all its rounds repeat."""
-    searches = dict.fromkeys((each.session or 1, each.max_load) for each in record.rounds if is_valid(each))
-    found = [
-        (session, each.requests_per_s, each.below_requests_per_s or each.requests_per_s)
-        for session, each in searches
-        if each is not None and each.requests_per_s is not None
-    ]
-    return Sample(
-        values=[value for _, value, _ in found],
-        # The scatter of sessions shows all but the bracket, of which both sides may have the same.
-        shared=[max(below - value, 0.0) / sqrt(3) for _, value, below in found],
-        # Sessions are numbered over both sides.
-        pairs=[(session - 1) // 2 for session, _, _ in found],
-    )
-
-
-def mean_of_searches(sample: Sample, record: Record, spread: float) -> Value:
-    """Return the mean of few searches; what each does not know may be the same in all of them."""
-    own = [each.max_load.u_requests_per_s or 0.0 for each in record.rounds if each.max_load is not None]
-    n, mean = len(sample.values), fmean(sample.values)
-    # Sessions that scatter more than usual count as they are.
-    seen = stdev(sample.values) * half_student(n - 1) if n > 1 else 0.0
-    u = hypot(fmean(own), max(spread * mean, seen) / sqrt(n))
-    return Value(mean, u, results=n)

@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from math import inf, isfinite
 
 from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.compare.custom import MAX_LOAD
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import (
     DEFAULT_RULE,
@@ -26,7 +25,7 @@ from pytest_llenergy.record.comparison import ComparedReports, Comparison
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
 from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.metrics import ROUND_METRICS
-from pytest_llenergy.record.quantity import format_number, format_pair, scale_of, shown_unit
+from pytest_llenergy.record.quantity import format_number, format_pair, scale_of
 from pytest_llenergy.record.record import Metric, Record
 from pytest_llenergy.record.text import count_tests, did_you_mean
 
@@ -35,6 +34,15 @@ NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 
 #: Factors of unit prefixes. Metrics are stored in base units.
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
+
+#: What can decide where rounds cannot, by a part of the reason; nothing can if only the meters limit.
+QUIET, AB = "a quieter machine", "llenergy ab"
+REMEDIES = {
+    NEEDS_ABSOLUTE: "an absolute threshold",
+    NEEDS_SESSIONS: "folders with several sessions a side, --floor or llenergy history",
+    HELD_BACK: QUIET,
+    UNRESOLVED: "",
+}
 
 #: Exit codes of ``llenergy compare`` and ``llenergy ab``.
 PASSED, REGRESSED, USAGE, NOT_COMPARABLE, INCONCLUSIVE, NOTHING_VALID = range(6)
@@ -276,66 +284,32 @@ def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str |
     return None
 
 
-def suggest_remedy(
-    comparisons: Sequence[Comparison], rounds: str = "more rounds", *, in_turn: bool = False
-) -> str:
-    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``.
-
-    Sessions that were measured ``in_turn`` have a value of a custom metric each.
-    """
-    quiet, ab, precise = "a quieter machine", "llenergy ab", "a smaller uncertainty of your metric"
-    sessions = "folders with several sessions a side, --floor or llenergy history"
-    absolute = "an absolute threshold"
+def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds") -> str:
+    """Return what can decide on inconclusive comparisons, such as ``more rounds can decide``."""
     found = set[str]()
     for each in comparisons:
-        if NEEDS_ABSOLUTE in each.reason:
-            found.add(absolute)
-        elif NEEDS_SESSIONS in each.reason:
-            found.add(sessions)
-        elif each.metric not in ROUND_METRICS and not in_turn:
-            # What a test states does not depend on its rounds.
-            found.add(precise)
-        elif UNRESOLVED not in each.reason:
-            found.add(rounds if _rounds_can_decide(each) else ab)
-            found |= {quiet} if (each.noise or 0.0) > NOISY_ABOVE else set()
-    remedies = [each for each in (quiet, sessions, rounds, ab, precise, absolute) if each in found]
+        told = [remedy for part, remedy in REMEDIES.items() if part in each.reason]
+        # More rounds do not tell how sessions differ.
+        enough = each.session_spread is not None and min(each.n_base, each.n_head) >= STORED_ROUNDS
+        found |= {*told} or {AB if enough else rounds}
+        if UNRESOLVED not in each.reason and (each.noise or 0.0) > NOISY_ABOVE:
+            found.add(QUIET)
+    named = dict.fromkeys((QUIET, *REMEDIES.values(), rounds, AB))
+    remedies = [each for each in named if each and each in found]
     return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
 
 
-def _rounds_can_decide(comparison: Comparison) -> bool:
-    if comparison.metric == MAX_LOAD:
-        # Rounds repeat the result of a search; only other sessions, which llenergy ab has, search again.
-        return comparison.n_base > 1
-    # Other processes do not go away with more rounds, and more rounds do not tell how sessions differ.
-    few = min(comparison.n_base, comparison.n_head) < STORED_ROUNDS
-    return comparison.session_spread is None or (few and HELD_BACK not in comparison.reason)
-
-
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
-    """Return a line for each gate that no test could fail: none has its metric, or none reaches its limit."""
-    comparisons = list(comparisons)
-    by_gate: dict[tuple[str, float], list[Comparison]] = {}
+    """Return a line for each metric by which no test could fail, because none has it."""
+    asked: dict[str, list[Comparison]] = {}
     for each in comparisons:
         if each.verdict not in ("new", "removed"):
-            limit = each.rule.threshold_absolute if each.rule is not None else 0.0
-            by_gate.setdefault((each.metric, limit), []).append(each)
-    used = {each.metric for each in comparisons if each.gated or each.rule_applied}
-    lines = []
-    for (metric, limit), found in by_gate.items():
-        decided = [each for each in found if each.gated and each.rule_applied]
-        if metric not in used:
-            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
-        # Without a ratio, as near zero, the absolute part decides alone. A log-likelihood is negative.
-        elif decided and all(
-            each.ratio is not None and max(abs(each.base or 0.0), abs(each.head or 0.0)) < limit
-            for each in decided
-        ):
-            unit = f" {shown_unit(found[0].unit)}".rstrip()
-            lines.append(
-                f"nothing was gated by {metric}: the absolute part of its threshold, {limit:g}{unit}, is "
-                "above every value"
-            )
-    return list(dict.fromkeys(lines))
+            asked.setdefault(each.metric, []).append(each)
+    return [
+        f"nothing was gated by {metric}: no test has it ({found[0].reason})"
+        for metric, found in asked.items()
+        if not any(each.gated or each.rule_applied for each in found)
+    ]
 
 
 def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion]) -> list[str]:

@@ -21,29 +21,28 @@ def check_outputs(comparison: Comparison, base: Record, head: Record, *, judge: 
 
     To ``judge`` them makes an improvement not comparable.
     """
-    improved = comparison.verdict == "improved"
+    improved, difference, note = comparison.verdict == "improved", None, None
     unchecked = _explain_unchecked(base, head)
-    scores = base.value_of(ACCURACY), head.value_of(ACCURACY)
-    difference = _compare_tokens(base, head) if unchecked is None else None
-    note = None
-    if scores[0] is not None and scores[1] is not None:
-        note = f"{difference}, but {ACCURACY} decides" if difference is not None else None
-        worse = scores[1] < AGREEMENT * scores[0]
-        text = f"{OUTPUTS_DIFFER}{ACCURACY} {scores[1]:.3g} < {AGREEMENT:g} × {scores[0]:.3g}"
-        difference = text if worse else None
-    elif unchecked is not None and scores[0] is not None:
+    before, after = base.value_of(ACCURACY), head.value_of(ACCURACY)
+    if before is not None and after is not None:
+        if after < AGREEMENT * before:
+            difference = f"{OUTPUTS_DIFFER}{ACCURACY} {after:.3g} < {AGREEMENT:g} × {before:.3g}"
+    elif unchecked is None:
+        difference = _compare_tokens(base, head)
+    elif before is not None:
         # Otherwise a head that no longer scores its outputs would pass as a saving.
         difference = f"outputs not compared: only base has {ACCURACY}"
-    elif unchecked is not None and improved and head.backend and head.backend.generation:
+    elif improved and head.backend and head.backend.generation:
         note = unchecked
     if difference is not None and improved and judge:
         reason = f"{difference}, so it is no improvement ({comparison.reason}); a new baseline accepts it"
         return msgspec.structs.replace(
             comparison, verdict="not comparable", reason=reason, differences=[difference]
         )
-    if difference is None and note is None:
-        return comparison
-    return msgspec.structs.replace(comparison, notes=[*comparison.notes, str(difference or note)])
+    note = difference or note
+    return (
+        comparison if note is None else msgspec.structs.replace(comparison, notes=[*comparison.notes, note])
+    )
 
 
 def _compare_tokens(base: Record, head: Record) -> str | None:

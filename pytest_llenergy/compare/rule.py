@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import expm1, log1p
 from typing import Literal
 
 from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.defaults import FLOOR
-from pytest_llenergy.record.quantity import format_number
 
 RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusive", "invalid"]
 
@@ -42,18 +41,16 @@ class Rule:
     tolerance: float = 0.05  # the upper limit of "unchanged" must be below it
     alpha: float = 0.05  # one-sided error probability of each limit
 
+    def at_level(self, level: float) -> Rule:
+        """Return the rule with both thresholds as one relative change of a baseline of this level."""
+        threshold = max(self.threshold, self.threshold_absolute / level)
+        if threshold == self.threshold:
+            return self
+        return replace(self, threshold=threshold, tolerance=max(self.tolerance, threshold))
+
 
 #: The rule for metrics without a threshold.
 DEFAULT_RULE = Rule()
-
-
-@dataclass(frozen=True)
-class AbsoluteChange:
-    """A difference in the metric's unit: its size, the upper limit of how much worse it is, and the level."""
-
-    size: float
-    worst: float
-    level: float
 
 
 def decide_verdict(
@@ -62,11 +59,10 @@ def decide_verdict(
     high: float | None,
     rule: Rule,
     *,
-    absolute: AbsoluteChange | None = None,
     meter: float = 0.0,
     better: Direction = "less",
 ) -> tuple[RuleVerdict, str]:
-    """Return the verdict by the rule, and its reason.
+    """Return the verdict by the relative part of the rule, and its reason.
 
     ``shift``, the limits and ``meter``, which is what the meters can resolve, are logarithms; positive means
     worse.
@@ -75,38 +71,24 @@ def decide_verdict(
         return "inconclusive", "too few rounds for limits at this confidence"
     sign = 1 if better == "less" else -1  # reasons state changes of the metric, as tables do
     resolution = f"{min(expm1(meter), MAX_RESOLUTION):.1%}"
-    unresolved = f"changes below {resolution} cannot {UNRESOLVED}"
-    changed: RuleVerdict | None = None
-    if _is_change(shift, low, rule):
-        changed = "regressed"
-    elif _is_change(-shift, -high, rule):
-        changed = "improved"
-    if changed and (absolute is None or absolute.size >= rule.threshold_absolute):
-        if abs(shift) < meter:
-            return "inconclusive", f"{changed} by less than can {UNRESOLVED} ({resolution})"
-        least = low if changed == "regressed" else high
-        return changed, f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"
-    negligible = absolute is not None and absolute.worst < rule.threshold_absolute
+    sides: list[tuple[RuleVerdict, float, float]] = [("regressed", shift, low), ("improved", -shift, -high)]
+    for verdict, size, least in sides:
+        if size >= log1p(rule.threshold) - LOG_ROUNDING and least > log1p(rule.floor):
+            if size < meter:
+                return "inconclusive", f"{verdict} by less than can {UNRESOLVED} ({resolution})"
+            return verdict, _describe_change(sign, shift, low if verdict == "regressed" else high)
     if high < log1p(rule.tolerance):
-        if low > log1p(rule.floor) and shift >= meter and not negligible:
-            change = f"{expm1(sign * shift):+.1%}, at least {expm1(sign * low):+.1%}"
-            return "worse", f"{change}; below the threshold of {rule.threshold:.1%}"
+        if low > log1p(rule.floor) and shift >= meter:
+            return (
+                "worse",
+                f"{_describe_change(sign, shift, low)}; below the threshold of {rule.threshold:.1%}",
+            )
         if meter >= log1p(rule.tolerance):
-            return "inconclusive", unresolved
+            return "inconclusive", f"changes below {resolution} cannot {UNRESOLVED}"
         return "unchanged", f"at most {rule.tolerance:.1%} worse"
-    if absolute is not None and negligible:
-        if expm1(meter) * absolute.level >= rule.threshold_absolute:
-            return "inconclusive", unresolved
-        return "unchanged", f"at most {rule.threshold_absolute:g} worse, in absolute terms"
-    if absolute is not None and changed:
-        reason = f"below the absolute threshold of {rule.threshold_absolute:g}, but possibly"
-        return (
-            "inconclusive",
-            f"{changed} by {format_number(absolute.size)}, {reason} {format_number(absolute.worst)} worse",
-        )
     first, last = sorted((expm1(sign * low), expm1(sign * high)))
     return "inconclusive", f"change between {first:+.1%} and {last:+.1%}; threshold {rule.threshold:.1%}"
 
 
-def _is_change(shift: float, low: float, rule: Rule) -> bool:
-    return shift >= log1p(rule.threshold) - LOG_ROUNDING and low > log1p(rule.floor)
+def _describe_change(sign: int, shift: float, least: float) -> str:
+    return f"{expm1(sign * shift):+.1%}, at least {expm1(sign * least):+.1%}"

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.compare.history.spread import StoredEstimator
+from pytest_llenergy.compare.comparability import MeasuredRecord
+from pytest_llenergy.compare.history import StoredEstimator
 from pytest_llenergy.compare.rule import NEEDS_SESSIONS, Rule
 from pytest_llenergy.compare.statistics import MIN_ROUNDS, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import ReportError
@@ -150,13 +151,13 @@ class TimingsEstimator(StoredEstimator):
     That is known from a floor, or from the history.
     """
 
-    def __call__(self, record: Record, base: Sample, head: Sample, rule: Rule, metric: str) -> Estimate:
-        counts = len(base.values), len(head.values)
-        if record.rounds[0].session is not None:
-            estimate = compare_samples(base, head, rule)
+    def __call__(self, head: MeasuredRecord, base: Sample, new: Sample, rule: Rule, metric: str) -> Estimate:
+        counts = len(base.values), len(new.values)
+        if head.record.rounds[0].session is not None:
+            estimate = compare_samples(base, new, rule)
             few = f"{counts[0]} base and {counts[1]} head sessions; a verdict needs {MIN_ROUNDS} of each"
         else:
-            estimate = super().__call__(record, base, head, rule, metric)
+            estimate = super().__call__(head, base, new, rule, metric)
             few = "no data of rounds, which --benchmark-json and --benchmark-save-data write"
         if estimate.verdict != "invalid" or estimate.ratio is None:
             return estimate

@@ -7,7 +7,6 @@ compares nothing does not import this module.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -15,12 +14,12 @@ import msgspec
 import pytest
 
 from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.compare.comparison import MeasuredRecord, compare_records, compare_without_baseline
+from pytest_llenergy.compare.comparability import MeasuredRecord
+from pytest_llenergy.compare.comparison import compare_records, compare_without_baseline
 from pytest_llenergy.compare.gate import Gate, rule_with_floor, select_criteria
-from pytest_llenergy.compare.history.spread import StoredEstimator
+from pytest_llenergy.compare.history import StoredEstimator
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.devices.environment import collect_environment
-from pytest_llenergy.errors import warn_caller
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.baseline import NO_BASELINE, baseline_of
 from pytest_llenergy.plugin.settings import settings_of
@@ -45,8 +44,7 @@ class Gating:
 
     @cached_property
     def _estimator(self) -> StoredEstimator:
-        folder = self._config.rootpath / HISTORY
-        return StoredEstimator(folder if folder.is_dir() else None, self._environment, _warn_always)
+        return StoredEstimator(self._config.rootpath / HISTORY)
 
     def compare(
         self,
@@ -84,7 +82,6 @@ class Gating:
             else:
                 base = MeasuredRecord(before, stored.report.environment)
                 head = MeasuredRecord(record, self._environment.with_hosts(hosts))
-                self._estimator.environment = head.environment
                 found = compare_records(base, head, each, estimator=self._estimator)
                 comparisons.append(self._explain_missing(found, record))
         return comparisons
@@ -119,13 +116,6 @@ def _as_stored(record: Record) -> Record:
         ),
         backend=msgspec.json.decode(msgspec.json.encode(backend), type=BackendInfo) if backend else None,
     )
-
-
-def _warn_always(message: str) -> None:
-    """Issue a warning that fails no test, even if warnings are errors."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warn_caller(message)
 
 
 def _ungated(record: Record, criterion: Criterion) -> Comparison:

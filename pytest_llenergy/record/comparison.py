@@ -29,17 +29,16 @@ Verdict = Literal[
 #: Reason of a test that the head does not have.
 ONLY_IN_BASELINE = "only in the baseline"
 
-#: Beginnings of notes: on a workload that differs although the comparison was made, on what the rounds were
-#: corrected for, and on sessions that differ by more than the limits allow for.
+#: Beginnings of notes: on a workload that differs although the comparison was made, and on what the rounds
+#: were corrected for.
 OTHER_WORKLOAD = "different workload: "
 CORRECTED = "corrected for "
-SESSIONS_DIFFER = "sessions in the history differ"
 
 #: Beginning of a note or reason that outputs differ.
 OUTPUTS_DIFFER = "outputs differ: "
 
 #: Beginnings of notes without which a verdict may be misunderstood.
-ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, SESSIONS_DIFFER, OUTPUTS_DIFFER)
+ESSENTIAL_NOTES = (OTHER_WORKLOAD, CORRECTED, OUTPUTS_DIFFER)
 
 #: Verdicts of the statistical rule.
 RULE_VERDICTS: frozenset[Verdict] = frozenset({"regressed", "worse", "improved", "unchanged", "inconclusive"})

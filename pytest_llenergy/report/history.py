@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pytest_llenergy.compare.history.trend import HistoryView, Standing
+from pytest_llenergy.compare.history import HistoryView, Standing
 from pytest_llenergy.report.names import list_names
 from pytest_llenergy.report.text_tables import Column, Screen, Table, value_column
 from pytest_llenergy.report.verdicts import format_value
@@ -47,9 +47,7 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
 
 def list_notes(view: HistoryView) -> list[str]:
     """Return the notes below the tables; the last explains the columns."""
-    earlier = sum(each.earlier > 0 for each in view.standings)
     return [
-        *[f"{earlier} tests had a different workload before; those sessions are left out"] * bool(earlier),
         "usual: median of the sessions before the last, with the band in which sessions are expected. "
         "Changes are hints: verify one with llenergy ab.",
     ]

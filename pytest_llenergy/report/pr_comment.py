@@ -120,8 +120,7 @@ def render_title(compared: ComparedReports, context: CommentContext) -> str:
     )
     unsure = [each for each in gated if each.verdict == "inconclusive" and each.verdict in counted]
     if unsure and compared.inconclusive != "pass":
-        in_turn = context.pairs is not None
-        reasons.append(suggest_remedy(unsure, "more pairs" if in_turn else "more rounds", in_turn=in_turn))
+        reasons.append(suggest_remedy(unsure, "more rounds" if context.pairs is None else "more pairs"))
     if unmeasured:
         reasons.append(f"{count_tests(len(unmeasured))} failed or skipped in the baseline")
     with_metric = [each for each in found if each.verdict != "no value"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
@@ -91,21 +90,6 @@ class TestComparison:
         cache = Precision(weights="float32", compute="float32", kv_cache="uint8", activations="none")
         found = workload_differences(record_with(FLOAT32), record_with(cache))
         assert found == ["precision.kv_cache: float32 -> uint8"]
-
-    def test_an_unlike_dtype_is_named_once(self) -> None:
-        half = Precision(weights="float16", compute="float32", kv_cache="float32", activations="none")
-        base, head = record_with(FLOAT32), record_with(half)
-        assert base.backend is not None
-        assert head.backend is not None
-        base = msgspec.structs.replace(
-            base,
-            backend=msgspec.structs.replace(base.backend, dtype="float32", options={"dtype": "float32"}),
-        )
-        head = msgspec.structs.replace(
-            head,
-            backend=msgspec.structs.replace(head.backend, dtype="float16", options={"dtype": "float16"}),
-        )
-        assert workload_differences(base, head) == ["precision.weights: float32 -> float16"]
 
 
 def needs(*modules: str) -> None:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from pytest_llenergy.compare.history.store import SCHEMA_VERSION, Entry, Series
-from pytest_llenergy.record.comparison import Verdict
+from pytest_llenergy.compare.history import SCHEMA_VERSION, Entry, Series
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 
@@ -37,12 +36,7 @@ def commit(day: int) -> str:
     return f"{day:04}" + "c" * 36
 
 
-def series_of(
-    values: Sequence[float],
-    noise: float | None = None,
-    verdicts: Mapping[int, Verdict] | None = None,
-    **changes: str,
-) -> Series:
+def series_of(values: Sequence[float], **changes: str) -> Series:
     """A series with one session a day, without reports."""
     entries = [
         Entry(
@@ -51,21 +45,13 @@ def series_of(
             metric="energy_j",
             unit="J",
             value=value,
-            low=value * 0.995,
-            high=value * 1.004,
-            noise=noise,
-            n=8,
             time=time_of(place),
             commit=commit(place),
-            branch=None,
-            dirty=False,
             run_id=f"run-{place}",
             device_key="0" * 12,
             device="1x NVIDIA H100",
             workload_key="w",
-            kind="measured",
-            verdict=(verdicts or {}).get(place),
         )
         for place, value in enumerate(values)
     ]
-    return Series([msgspec.structs.replace(entry, **changes) for entry in entries], 0)
+    return [msgspec.structs.replace(entry, **changes) for entry in entries]

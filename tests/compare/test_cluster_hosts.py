@@ -9,12 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_llenergy.compare.comparability import (
-    comparison_notes,
-    device_differences,
-    device_facts,
-    fingerprint,
-)
+from pytest_llenergy.compare.comparability import device_differences, device_facts, fingerprint
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.record import Record
 
@@ -93,18 +88,6 @@ def test_a_test_on_the_host_of_pytest_in_a_run_on_a_cluster() -> None:
 def test_hosts_without_facts_are_not_comparable() -> None:
     assert device_differences(PAIR, PAIR, LOGIN, LOGIN) == ["host: unknown"]
     assert device_differences(PAIR, PAIR, on(node("n1"), node("n2")), on(node("n1"))) == ["host: unknown"]
-    assert comparison_notes(PAIR, PAIR, LOGIN, LOGIN) == []
-
-
-def test_other_nodes_of_the_same_kind_and_another_driver_are_notes() -> None:
-    tomorrow = on(node("n3"), node("n4", driver="590.2"))
-    names = "different host of the same kind (n1, n2 -> n3, n4)"
-    assert comparison_notes(PAIR, ranks_on("n4", "n3"), on(node("n1"), node("n2")), tomorrow) == [names]
-    boards = ranks_on("n1", "n2", record=record_of())
-    after = on(node("n1"), node("n2", driver="590.2"))
-    assert comparison_notes(boards, boards, on(node("n1"), node("n2")), after) == [
-        "different driver (580.1 -> 580.1, 590.2)"
-    ]
 
 
 def test_runs_on_different_hosts_are_not_compared() -> None:

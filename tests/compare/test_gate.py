@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.compare.gate import (
-    list_void_gates,
     parse_budget,
     parse_fail_on,
     rule_with_floor,
@@ -16,7 +15,6 @@ from pytest_llenergy.compare.gate import (
 from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.compare.rule import Rule
 from pytest_llenergy.errors import PlanError
-from pytest_llenergy.record.comparison import AppliedRule, Comparison
 from pytest_llenergy.record.record import Metric
 
 
@@ -220,23 +218,3 @@ def test_missing_value_fails() -> None:
         "energy_gate: energy_j has no value (nothing was measured), so its budget cannot be checked"
     )
     assert budget.check({"energy_j": Metric(value=float("nan"), unit="J")}) is not None
-
-
-def test_a_gate_that_cannot_fail_is_found_beside_another_of_its_metric() -> None:
-    found = [
-        Comparison(
-            id=f"t.py::{limit}",
-            metric="mean_power_w",
-            unit="W",
-            verdict="unchanged",
-            reason="",
-            base=200.0,
-            head=200.0,
-            ratio=1.0,
-            gated=True,
-            rule=AppliedRule(threshold=0.03, threshold_absolute=limit, floor=0.0, tolerance=0.03, alpha=0.01),
-        )
-        for limit in (0.0, 1000.0)
-    ]
-    (line,) = list_void_gates(found)
-    assert line.endswith("its threshold, 1000 W, is above every value")

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.history.spread import MAX_SPREAD, MIN_SPREAD, StoredEstimator
-from pytest_llenergy.compare.history.trend import build_trend, find_changes
+from pytest_llenergy.compare.comparability import MeasuredRecord
+from pytest_llenergy.compare.history import MIN_SPREAD, StoredEstimator, find_levels
 from pytest_llenergy.compare.rule import DEFAULT_RULE
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Sample
 from pytest_llenergy.record.environment import environment_key
@@ -25,7 +25,7 @@ from pytest_llenergy.record.report import Report, encode_report
 
 from ..record.reports import BOARD, HOST, REPORT
 from .runs import TEST, record_of, scaled
-from .sessions import commit, day_of, series_of, session
+from .sessions import commit, day_of, session
 
 GONE = Record(id="t.py::gone", attempt=1, status="skipped", reason="no GPU")
 
@@ -81,10 +81,10 @@ class TestAdd:
         assert path.name == "20260101T030405Z-run-0.jsonl"
         lines = {line["metric"]: line for line in map(json.loads, path.read_text().splitlines())}
         line = lines["energy_j"]
-        assert (line["id"], line["commit"], line["n"], line["run_id"]) == (TEST, commit(0), 6, "run-0")
+        assert (line["id"], line["commit"], line["run_id"]) == (TEST, commit(0), "run-0")
         assert line["device_key"] == path.parent.name
         assert line["device"] == "1x NVIDIA H100 700 W, nvml (measured)"
-        assert (line["value"], line["low"], line["high"]) == pytest.approx((5.0025, 4.9925, 5.0088), abs=1e-3)
+        assert line["value"] == pytest.approx(5.0025, abs=1e-3)
 
     def test_adding_a_run_again_changes_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         add(day_of(0))
@@ -115,6 +115,10 @@ class TestAdd:
         assert add(refused[0], options=["--allow-dirty"]) == 0
 
 
+def find_changes(values: Sequence[float]) -> list[int]:
+    return [level.start for level in find_levels(values)[1:]]
+
+
 class TestChanges:
     @pytest.mark.parametrize(("step", "least"), [(0.04, 0.85), (0.1, 0.98)])
     def test_a_step_is_found_among_noise_of_a_percent(self, step: float, least: float) -> None:
@@ -132,8 +136,6 @@ class TestChanges:
     def test_steps_are_located_and_one_bad_session_is_none(self) -> None:
         values = [1.0] * 10 + [1.1] * 10 + [1.5] + [1.1] * 9 + [0.9] * 5
         assert find_changes(values) == [10, 30]
-        points = build_trend(series_of(values)).points
-        assert [place for place, point in enumerate(points) if point.outlier] == [20]
         assert find_changes([1.0] * 3 + [1.2] * 5) == [3]
 
     @pytest.mark.parametrize("values", [[], [1.0] * 4 + [2.0] * 3, [1.0] * 9 + [1.1], [1.0, 1.01] * 9])
@@ -186,14 +188,14 @@ class TestShow:
         add(session(0, record_of(), record_of("t.py::other")))
         assert show("other")["metric"] == "energy_per_output_token_j"
         found = show("test_decode[8]", "--metric=output_tokens_per_s")
-        assert (found["metric"], found["better"]) == ("output_tokens_per_s", "more")
+        assert found["metric"] == "output_tokens_per_s"
 
     def test_another_workload_or_kind_of_device_starts_again(
         self, show: Show, capsys: pytest.CaptureFixture[str]
     ) -> None:
         keep([1.0] * 4)
         add(*(day_of(day, 3.0, params={"batch_size": 9}) for day in (4, 5)))
-        assert (show()["sessions"], show()["earlier"]) == (2, 4)
+        assert show()["sessions"] == 2
         host = msgspec.structs.replace(HOST, cpu_model="Another CPU")
         assert REPORT.environment is not None
         there = msgspec.structs.replace(REPORT.environment, host=host, key=environment_key(host, [BOARD]))
@@ -216,10 +218,10 @@ class TestShow:
         assert capsys.readouterr().err == f"{place}{named}\n"
 
 
-def spread_used(root: str | None, record: Record) -> float:
-    rounds = Sample(tuple(scaled(1.0)))
-    estimator = StoredEstimator(None if root is None else Path(root), REPORT.environment, print)
-    return estimator(record, rounds, rounds, DEFAULT_RULE, "energy_j").design.session_spread
+def spread_used(root: str, record: Record) -> float:
+    rounds, head = Sample(tuple(scaled(1.0))), MeasuredRecord(record, REPORT.environment)
+    estimate = StoredEstimator(Path(root))(head, rounds, rounds, DEFAULT_RULE, "energy_j")
+    return estimate.design.session_spread
 
 
 class TestSpreadBetweenSessions:
@@ -231,13 +233,12 @@ class TestSpreadBetweenSessions:
         assert spread_used("h", record_of()) == pytest.approx(spread, rel=0.15)
         assert spread_used("h", record_of("t.py::new")) == spread_used("h", record_of())
 
-    def test_it_is_limited_and_needs_eight_sessions_on_the_same_devices(self) -> None:
+    def test_it_needs_eight_sessions_on_the_same_devices(self) -> None:
         keep(drawn(12, 0.006), "h")
-        assert spread_used(None, record_of()) == SESSION_SPREAD
+        assert spread_used("nowhere", record_of()) == SESSION_SPREAD
         assert spread_used("h", record_of(devices=["cpu"])) == SESSION_SPREAD
         for at, values, expected in (
             ("few", drawn(7, 0.006), SESSION_SPREAD),
-            ("wild", drawn(12, 0.4), MAX_SPREAD),
             ("calm", [1.0] * 12, MIN_SPREAD),
         ):
             keep(values, at)
@@ -254,26 +255,19 @@ class TestSpreadBetweenSessions:
         assert main(["compare", "base.json", "head.json", "--metric=energy_j"]) == 1
         assert f"limits allow for {'1.5%' if before == 3 else '0.3%'} between" in capsys.readouterr().out
 
-    def test_sessions_that_differ_widely_do_not_open_the_gate(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_sessions_that_differ_widely_decide_nothing(self, capsys: pytest.CaptureFixture[str]) -> None:
         keep([1.25 ** (day % 3) for day in range(8)])
         Path("base.json").write_bytes(encode_report(day_of(40)))
-        for factor, verdict in {1.5: "regressed", 0.7: "improved", 1.0: "inconclusive"}.items():
-            Path("head.json").write_bytes(encode_report(day_of(41, factor)))
-            code = main(["compare", "base.json", "head.json", "--metric=energy_j"])
-            out = " ".join(capsys.readouterr().out.split())
-            assert code == (verdict == "regressed")
-            assert f"{verdict}: test_decode.py::test_decode[8]: " in out
-            assert re.search(r"differ by \d+%, and limits allow for 5%; llenergy ab decides", out)
+        Path("head.json").write_bytes(encode_report(day_of(41, 1.2)))
+        assert main(["compare", "base.json", "head.json", "--inconclusive=fail"]) == 4
+        assert "1 inconclusive" in capsys.readouterr().err
 
-    def test_a_broken_history_is_named_and_not_used(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_broken_history_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         keep(drawn(9, 0.003))
         path = files()[3]
         path.write_text('{"n": 0}\n')
         for name, day in (("base.json", 40), ("head.json", 41)):
             Path(name).write_bytes(encode_report(day_of(day)))
-        assert main(["compare", "base.json", "head.json"]) == 0
+        assert main(["compare", "base.json", "head.json"]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"llenergy compare: warning: {path}: broken, or of a newer pytest-llenergy (")
-        assert line.endswith("; limits allow for 1.5% between sessions")
+        assert line.startswith(f"llenergy compare: {path}: broken, or of a newer pytest-llenergy (")

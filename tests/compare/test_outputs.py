@@ -83,9 +83,7 @@ def test_scores_decide_if_both_sides_have_them() -> None:
     good, bad = [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]
     base, other = scored(generated(TOKENS), *good), generated(CHANGED, 0.8)
     found = one(base, scored(other, *good))
-    # More than the scores may have changed.
-    note = "outputs differ: agreement 0.40 < 0.95, but accuracy decides"
-    assert (found.verdict, found.notes) == ("improved", [note])
+    assert (found.verdict, found.notes) == ("improved", [])
     assert one(base, scored(generated(TOKENS, 0.8), *good)).notes == []
     found = one(base, scored(generated(TOKENS, 0.8), *bad))
     assert found.verdict == "not comparable"

@@ -67,8 +67,6 @@ def test_a_part_of_a_load_is_not_comparable(name: str) -> None:
         (only,) = compared(base, head, "energy_j").comparisons
         assert only.verdict == "not comparable"
         assert f"a load of {side} {name}: the load ended after 9 of 100 requests" in only.reason
-        assert only.reason.endswith("let max_load search lower rates (between=) or longer (budget=)")
-        assert "baseline" not in only.reason
 
 
 @pytest.mark.parametrize("metric", [STEADY, "energy_per_output_token_j", None])
@@ -81,9 +79,7 @@ def test_a_saturated_side_is_not_comparable_with_one_that_kept_up(
     found = compared(base, head, metric)
     (only,) = found.comparisons
     assert only.verdict == "not comparable"
-    assert (
-        f"only {side} is saturated, in 6 of 6 rounds (asked for 20 requests/s, achieved 6.8)" in only.reason
-    )
+    assert f"only {side} is saturated (asked for 20 requests/s, achieved 6.8)" in only.reason
     assert exit_code(found) == 3
     assert len(list_failures(found.comparisons, "pass")) == 1
 
@@ -144,11 +140,11 @@ def test_the_reason_for_no_value_is_what_the_test_lacks(metric: str, reason: str
 
 
 @pytest.mark.parametrize("metric", ["goodput_requests_per_s", "slo_attainment"])
-def test_a_total_loss_of_goodput_is_a_regression(metric: str) -> None:
+def test_a_total_loss_of_goodput_fails_the_gate(metric: str) -> None:
     found = compared(slo_record(*[GOOD] * 6), slo_record(*[NONE] * 6), metric)
     (only,) = found.comparisons
-    assert (only.verdict, only.head, exit_code(found)) == ("regressed", 0, 1)
-    (line,) = list_failures(found.comparisons, "warn")
-    assert line.endswith(": every round of head has 0")
+    assert (only.verdict, only.head, exit_code(found)) == ("invalid", 0, 5)
+    assert "head has a value of 0" in only.reason
+    assert len(list_failures(found.comparisons, "warn")) == 1
     few = compared(slo_record(*[GOOD] * 6), slo_record(*[GOOD, NONE] * 3), metric)
     assert few.comparisons[0].verdict == "invalid"

@@ -11,7 +11,7 @@ import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
-from pytest_llenergy.compare.history.store import add_run, read_entries
+from pytest_llenergy.compare.history import add_run, read_entries
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record, Round, Tokens
 from pytest_llenergy.record.report import encode_report

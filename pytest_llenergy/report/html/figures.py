@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from math import inf
-from statistics import median
 
-from pytest_llenergy.compare.history.trend import Trend, TrendPoint
+from pytest_llenergy.compare.history import Series, find_levels
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.metrics import is_prefill_only
 from pytest_llenergy.record.quantity import format_quantity
@@ -167,38 +165,34 @@ def _percent(ratio: float | None) -> float:
     return min(max(100 * ((ratio or 0.0) - 1), -100.0), 100.0)
 
 
-def trend_chart(trend: Trend) -> list[Chart]:
-    """Plot the sessions of a test with the limits of each as a band, and where the level changed."""
-    points = trend.points[-MAX_SESSIONS:]
-    kept = [each for each in points if not each.outlier] or points
-    ends = [value for each in kept for value in (each.low, each.value, each.high) if value is not None]
-    names = [(each.commit or "?")[:7] for each in points]
-    places = Axis([-0.5, len(points) - 0.5], "commit", log=False, names=names)
-    chart = Chart(f"Trend of {trend.metric}", places, Axis(ends, trend.unit, log=False))
-    upper = [(float(place), each.high) for place, each in enumerate(points) if each.high is not None]
-    lower = [(float(place), each.low) for place, each in enumerate(points) if each.low is not None]
-    values = [(float(place), each.value) for place, each in enumerate(points)]
-    chart.lines = [([*upper, *reversed(lower)], "head", True), (values, "head", False)]
-    changes = [place for place, each in enumerate(points) if each.changed and place]
-    for start, end in pairwise([0, *changes, len(points)]):
-        level = median(each.value for each in points[start:end])
-        chart.lines.append(([(start - 0.5, level), (end - 0.5, level)], "muted", False))
-    chart.rules = [("regressed", place - 0.5, "") for place, each in enumerate(points) if each.changed]
-    chart.legend = [("head", 0, "session"), ("head", "area", "its limits"), ("muted", "line", "median")]
+def trend_chart(series: Series) -> list[Chart]:
+    """Plot the sessions of a test, with each level and its band, and where the level changed."""
+    levels = find_levels([each.value for each in series])
+    first = max(0, len(series) - MAX_SESSIONS)
+    shown = series[first:]
+    names = [(each.commit or "?")[:7] for each in shown]
+    bands = [end for level in levels for end in (level.middle - level.half, level.middle + level.half)]
+    places = Axis([-0.5, len(shown) - 0.5], "commit", log=False, names=names)
+    chart = Chart(f"Trend of {shown[0].metric}", places, Axis(bands, shown[0].unit, log=False))
+    for level in levels:
+        if level.end <= first:
+            continue
+        begin = max(level.start - first, 0)
+        ends = begin - 0.5, level.end - first - 0.5
+        low, high = level.middle - level.half, level.middle + level.half
+        band = [(ends[0], low), (ends[1], low), (ends[1], high), (ends[0], high)]
+        chart.lines.append((band, "head", True))
+        chart.lines.append(([(end, level.middle) for end in ends], "muted", False))
+        changed = level.start > first
+        chart.rules += [("regressed", ends[0], "")] * changed
+        for place, each in enumerate(shown[begin : level.end - first], begin):
+            tip = (
+                f"{each.time} {(each.commit or '')[:10]}".strip() + f": {format_value(each.value, each.unit)}"
+            )
+            tip += ", change point" * (changed and place == begin)
+            chart.marks.append(Mark(place, each.value, tip, "head", hollow=not low <= each.value <= high))
+    chart.legend = [("head", 0, "session"), ("head", "area", "band"), ("muted", "line", "median")]
     chart.legend += [("regressed", "dash", "change point")]
-    for place, each in enumerate(points):
-        look = look_of(each.verdict) if each.verdict not in (None, "unchanged") else "head"
-        tip = _describe_session(each, trend.unit)
-        chart.marks.append(Mark(place, each.value, tip, look, hollow=each.outlier))
-    outliers = " Hollow: outlier, at the edge if it is beyond." if len(kept) < len(points) else ""
-    chart.caption = f"{points[0].time} to {points[-1].time}.{outliers}{_more(points, trend.points)}"
+    caption = f"{shown[0].time} to {shown[-1].time}. Hollow: outside the band, at the edge if it is beyond."
+    chart.caption = caption + _more(shown, series)
     return [chart]
-
-
-def _describe_session(point: TrendPoint, unit: str) -> str:
-    """Return time, commit, value and events of a session."""
-    text = f"{point.time} {(point.commit or '')[:10]}".strip() + f": {format_value(point.value, unit)}"
-    if point.low is not None and point.high is not None:
-        text += f" ({format_value(point.low)} to {format_value(point.high)})"
-    events = ["change point"] * point.changed + ["outlier"] * point.outlier
-    return ", ".join(filter(None, [text, point.verdict, *events]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytest_llenergy.compare.history.store import Series
-from pytest_llenergy.compare.history.trend import Standing, build_trend, build_view
+from pytest_llenergy.compare.history import Series, Standing, build_view
 from pytest_llenergy.record.text import count_tests, short_test_name
 from pytest_llenergy.report.history import COLUMNS, list_notes
 from pytest_llenergy.report.html.figures import trend_chart
@@ -17,7 +16,7 @@ from pytest_llenergy.report.html.tables import Cell, column_table
 def render_page(place: str, series: Sequence[Series]) -> str:
     """Render the page of the history ``place``."""
     view = build_view(place, series)
-    entries = [entry for each in series for entry in each.entries]
+    entries = [entry for each in series for entry in each]
     times = sorted(entry.time for entry in entries)
     devices = sorted({f"{each.device} ({each.device_key})" for each in view.standings})
     changed = sum(bool(each.changes) for each in view.standings)
@@ -45,7 +44,7 @@ def render_page(place: str, series: Sequence[Series]) -> str:
         overview=column_table("Tests", ("test", "metric", "devices"), leads, COLUMNS, view.standings),
         sections=[_section(number, *each) for number, each in enumerate(shown, 1)],
         left_out=max(0, len(series) - MAX_SECTIONS),
-        footer=f"Values are medians over the valid rounds of a session, with their quartiles. {footer}",
+        footer=f"Values are medians over the valid rounds of a session. {footer}",
     )
 
 
@@ -55,4 +54,4 @@ def _section(number: int, series: Series, standing: Standing) -> Section:
     if standing.changes:
         summary += f", changed {facts['changed']}"
     state = "changed" if standing.changes else ""
-    return Section(f"t{number}", standing.id, state, summary, charts=trend_chart(build_trend(series)))
+    return Section(f"t{number}", standing.id, state, summary, charts=trend_chart(series))
