@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ import pytest_llenergy
 from pytest_llenergy.ab.join import SideSessions, choose_anchor, list_excluded_rounds
 from pytest_llenergy.ab.measured_command import describe_startup, energy_per
 from pytest_llenergy.ab.session import Earlier, Turn, Watch, run_session, show_failure
-from pytest_llenergy.ab.sides import Prepared, check_imports, list_own_modules
-from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests
+from pytest_llenergy.ab.sides import Prepared, check_imports, format_duration, list_own_modules
+from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests, load_report
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import MeasuredRecord
 from pytest_llenergy.compare.comparison import compare_reports
@@ -28,7 +29,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.comparison import ComparedReports
 from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import SCHEMA_VERSION, PairedReport, Report, Session, SideName, Tool
-from pytest_llenergy.record.text import shorten
+from pytest_llenergy.record.text import count_tests, shorten
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Campaign:
         self._gathered: dict[SideName, SideSessions] = {side: SideSessions(side) for side in SIDES}
         self._sessions: list[Session] = []
         #: Duration of each session, also of those that were finished before (seconds).
-        self.durations_s: list[float] = []
+        self._durations_s: list[float] = []
         #: The stage at which each test was finished, by its common name.
         self._done: dict[str, int] = {}
         #: Tests that need more pairs, as far as the verdicts of the current stage are known.
@@ -62,6 +63,7 @@ class Campaign:
     def run(self) -> PairedReport:
         """Run the sessions that are still missing and compare."""
         schedule = self._plan.schedule
+        most = sum(schedule.pairs)
         for stage, count in enumerate(schedule.pairs, 1):
             self._stage = stage
             for done, pair in enumerate(schedule.turns(stage), 1):
@@ -72,10 +74,13 @@ class Campaign:
                 still = len(self._open_tests)
                 number = pair[1].number // 2
                 if any(measured):
-                    tests = still + len(self._done)
-                    what = f"{self._name}, pair" if self._name else "pair"
-                    line = schedule.describe_pair(number, self.durations_s, still, tests)
-                    self._callbacks.say(f"[{what} {number} of at most {sum(schedule.pairs)}] {line}")
+                    text = f"{still} of {count_tests(still + len(self._done))} open"
+                    if still and number < most:
+                        # The first session of all may load models that later ones find.
+                        pair_s = 2 * sum(self._durations_s[1:]) / (len(self._durations_s) - 1)
+                        text += f"; at most {format_duration((most - number) * pair_s)} left"
+                    of = f"{self._name}, " * bool(self._name)
+                    self._callbacks.say(f"[{of}pair {number} of at most {most}] {text}")
                 if not still:
                     return self._build_result()
         return self._build_result()
@@ -117,37 +122,33 @@ class Campaign:
 
     def _run_turn(self, turn: Turn) -> bool:
         """Load or measure a session. Returns whether it was measured."""
-        duration_s = self._state.load_duration(turn)
-        found = duration_s is not None
-        reports = self._state.load_reports(turn) if found else self._measure(turn)
-        self._gathered[turn.side].add(turn.number, reports)
-        for run in (report.run for report in reports):
-            same = {name: getattr(run, name) for name in ("started_at", "finished_at", "exit_status")}
-            self._sessions.append(Session(side=turn.side, run_id=run.id, **same))
-        if duration_s is not None:
-            self.durations_s.append(duration_s)
-        side = self._plan.sides[turn.side]
+        files, side = self._state.files(turn), self._plan.sides[turn.side]
+        found = files.end.exists()
+        report = load_report(files) if found else self._measure(turn)
+        if report is not None:
+            self._gathered[turn.side].add(turn.number, report)
+            same = {name: getattr(report.run, name) for name in ("started_at", "finished_at", "exit_status")}
+            self._sessions.append(Session(side=turn.side, run_id=report.run.id, **same))
+        if found:
+            self._durations_s.append(float(files.end.read_text()))
         if turn.number <= 2 and self._plan.checks_imports(side):
-            attempts = self._state.attempts(turn)
             try:
-                check_imports(side, [path for each in attempts for path in each.directory.glob("modules-*")])
+                check_imports(side, files.directory.glob("modules-*"))
             except PlanError:
                 # The session measured the wrong code.
-                self._state.discard(turn)
+                shutil.rmtree(files.directory)
                 raise
-        if reports and len(self._sessions) == len(reports) and self._callbacks.choose is not None:
-            self._criteria = self._callbacks.choose(reports[0])
+        if report is not None and len(self._sessions) == 1 and self._callbacks.choose is not None:
+            self._criteria = self._callbacks.choose(report)
         return not found
 
-    def _measure(self, turn: Turn) -> list[Report]:
-        plan, state, say = self._plan, self._state, self._callbacks.say
+    def _measure(self, turn: Turn) -> Report | None:
+        plan, say = self._plan, self._callbacks.say
         side = plan.sides[turn.side]
         plan.check_before(side)
-        # Tests that a stopped attempt measured are not measured again.
-        done = [each.id for report in state.load_reports(turn) for each in report.records if each.counts]
-        done += [name for name, common in self._names[turn.side].items() if common in self._done]
+        done = [name for name, common in self._names[turn.side].items() if common in self._done]
         own = list_own_modules(side.root) if turn.number <= 2 and plan.checks_imports(side) else {}
-        files = state.next_attempt(turn)
+        files = self._state.begin(turn)
         session = f"session {turn.number} ({turn.side} {side.short})"
         if turn.number <= 2:
             say(f"{session} starts{f' of {self._name}' if self._name else ''}; it may load models")
@@ -160,18 +161,18 @@ class Campaign:
             Earlier(done=done, devices=self._devices_before(turn.side), own=own),
             Watch(say) if show is None else lambda printed: show(printed.read()),
         )
-        self.durations_s.append(time.monotonic() - began_s)
+        self._durations_s.append(time.monotonic() - began_s)
         # The head's tests are then new, or those of the base removed. Without any, nothing is compared.
         may_lack = turn.number == 1 or (turn.number == 2 and self._gathered["base"].reports)
         paths = [side.directory / word.partition("::")[0] for word in side.args if word]
         if may_lack and not plan.by_options and lacks_tests(files, code, paths):
-            return []
+            return None
         how = explain_unfinished(files, code)
-        reports = state.load_reports(turn) if how is None else []
-        if reports:
+        report = load_report(files) if how is None else None
+        if report is not None:
             # The session is finished once this file is there.
-            replace_file(files.end, str(self.durations_s[-1]).encode())
-            return reports
+            replace_file(files.end, str(self._durations_s[-1]).encode())
+            return report
         line = show_failure(files.log, say)
         why = f"{how}: {line!r}" if how is not None else "measured no test"
         raise PlanError(f"{session} {why}; the whole log: {files.log}")

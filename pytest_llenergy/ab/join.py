@@ -40,19 +40,11 @@ class SideSessions:
         self.reports: list[Report] = []
         self.parts: dict[str, list[SessionRecord]] = {}
 
-    def add(self, number: int, reports: Sequence[Report]) -> None:
-        """Add a session: one report for each attempt at it.
-
-        A test that an attempt measured before it was stopped keeps that measurement.
-        """
-        found: dict[str, SessionRecord] = {}
-        for report in reports:
-            for name, record in select_last_attempts(report.records, report.run.id).items():
-                if name not in found or not found[name].record.counts:
-                    found[name] = SessionRecord(number, record, report.environment)
-            self.reports.append(report)
-        for name, part in found.items():
-            self.parts.setdefault(name, []).append(part)
+    def add(self, number: int, report: Report) -> None:
+        """Add a session."""
+        self.reports.append(report)
+        for name, record in select_last_attempts(report.records, report.run.id).items():
+            self.parts.setdefault(name, []).append(SessionRecord(number, record, report.environment))
 
     @property
     def undecidable(self) -> set[str]:
@@ -68,7 +60,7 @@ class SideSessions:
         run = msgspec.structs.replace(
             first.run,
             finished_at=last.run.finished_at,
-            # An unfinished session is completed by another attempt, or stops the comparison.
+            # An unfinished session stops the comparison.
             complete=True,
             exit_status=max(statuses, default=None),
         )

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,24 +70,17 @@ class Repository:
         """Return whether the working tree has uncommitted changes."""
         return bool(self._run("status", "--porcelain", "--", *IGNORED_PATHS))
 
-    def hash_working_tree(self, *, data: bool = True) -> str:
-        """Return a hash of the working tree: all files that are not ignored, except untracked logs.
-
-        Of untracked files, which may be large, only size and time count, and without ``data`` only Python
-        files.
-        """
+    def hash_working_tree(self) -> str:
+        """Return a hash of the working tree: changes of known files, and new Python files."""
         changes = self._run(
             "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--", *IGNORED_PATHS
         )
         found = hashlib.sha256(f"{self.resolve_commit('HEAD')}\n{changes}".encode(errors="surrogateescape"))
         for name in self._list("--others", "--exclude-standard", "--", *IGNORED_PATHS):
-            # A log may be that of this very command.
-            if name.endswith(".py") or (data and not name.endswith(".log")):
-                with suppress(FileNotFoundError):
-                    state = (self.root / name).lstat()
-                    found.update(
-                        f"{name}\0{state.st_size}\0{state.st_mtime_ns}".encode(errors="surrogateescape")
-                    )
+            # What else is new may be written by this very command.
+            if name.endswith(".py"):
+                state = (self.root / name).lstat()
+                found.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}".encode(errors="surrogateescape"))
         return found.hexdigest()[:16]
 
     def check_out(self, commit: str, place: Path) -> None:

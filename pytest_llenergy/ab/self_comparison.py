@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -19,9 +19,8 @@ from typing import Annotated
 
 import msgspec
 
-import pytest_llenergy
 from pytest_llenergy.ab.campaign import Callbacks, Campaign
-from pytest_llenergy.ab.sides import Prepared, format_duration
+from pytest_llenergy.ab.sides import Prepared
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import describe_devices, device_facts, fingerprint
 from pytest_llenergy.compare.comparison import DEFAULT_METRICS
@@ -31,42 +30,17 @@ from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.record.comparison import VERDICTS, Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
 from pytest_llenergy.record.files import read_limited, replace_file
-from pytest_llenergy.record.report import PairedReport, Report, Tool, encode_paired_report
+from pytest_llenergy.record.report import PairedReport, Report
 from pytest_llenergy.record.text import one_line, short_test_name
 
 #: Share of the comparisons that the floor keeps from being certain of a change; it is rounded up to a step.
 QUANTILE, STEP = 0.95, 0.001
 
-#: The directory of the learned floors of a project, and that of all rounds, which is not to be committed.
-FLOORS, ALL_ROUNDS = Path(".llenergy", "floors"), Path(".llenergy", "ab", "aa")
+#: The directory of the learned floors of a project.
+FLOORS = Path(".llenergy", "floors")
 
 #: Fewer comparisons are no basis for a floor.
 MIN_COMPARISONS = 5
-
-
-class AlarmRate(StoredStruct, frozen=True):
-    """Alarms among comparisons, with the 95 % limits of their share (Wilson)."""
-
-    alarms: int
-    count: int
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.alarms} of {self.count} ({self.low:.1%} to {self.high:.1%})"
-
-
-class RepeatedTest(StoredStruct, frozen=True):
-    """One metric of one test over all comparisons.
-
-    ``detectable`` is the smallest change found nine times in ten, the median of the comparisons.
-    """
-
-    id: str
-    metric: str
-    verdicts: dict[str, int]
-    ratios: list[float]
-    detectable: float | None
 
 
 class LearnedFloor(StoredStruct, frozen=True):
@@ -84,174 +58,84 @@ class LearnedFloor(StoredStruct, frozen=True):
     devices: str
 
 
-class SelfComparison(StoredStruct, frozen=True):
-    """The result of ``llenergy ab --aa``.
+def compare_with_itself(prepared: Prepared, count: int, callbacks: Callbacks) -> list[str]:
+    """Measure the comparisons, those of a stopped campaign excepted, and keep the floors.
 
-    ``alarms`` are comparisons with at least one test called regressed. If ``kept``, floors are used from now
-    on.
+    Returns:
+        A line for each test, then alarms and floors.
     """
-
-    tool: Tool
-    date: str
-    code: str
-    pairs: str
-    comparisons: int
-    alarms: AlarmRate
-    tests: list[RepeatedTest]
-    floors: list[LearnedFloor]
-    kept: bool = False
-
-
-def run_comparisons(prepared: Prepared, count: int, callbacks: Callbacks) -> Iterator[PairedReport]:
-    """Measure comparisons one by one, and write each to ``ALL_ROUNDS``.
-
-    Those of a stopped campaign are loaded.
-    """
-    directory = prepared.root / ALL_ROUNDS
-    directory.mkdir(exist_ok=True)
+    reports = []
     for number in range(1, count + 1):
         name = f"comparison {number} of {count}"
-        campaign = Campaign(prepared, prepared.state.part(number), callbacks, name)
-        paired = campaign.run()
-        if number == 1:
-            for earlier in directory.glob("*.json"):
-                earlier.unlink()
-        replace_file(directory / f"{number:03d}.json", encode_paired_report(paired))
-        left_s = (count - number) * sum(campaign.durations_s)
-        left = f"; about {format_duration(left_s)} left" if left_s else ""
-        callbacks.say(f"[{name}] {_list_verdicts(_count_verdicts(paired.compared.comparisons))}{left}")
-        yield paired
-
-
-def summarize(reports: Sequence[PairedReport], code: str) -> SelfComparison:
-    """Summarize at least one finished comparison."""
+        reports.append(Campaign(prepared, prepared.state.part(number), callbacks, name).run())
+        callbacks.say(f"[{name}] {_list_verdicts(reports[-1].compared.comparisons)}")
+    found = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
+    if not any(found):
+        raise PlanError("no test could be compared with itself")
     by_test: dict[tuple[str, str], list[Comparison]] = {}
-    for paired in reports:
-        for each in paired.compared.comparisons:
-            by_test.setdefault((each.id, each.metric), []).append(each)
-    decided = [[each for each in paired.compared.comparisons if each.rule_applied] for paired in reports]
-    alarming = [any(each.verdict == "regressed" for each in found) for found in decided]
-    date = reports[-1].sessions[-1].started_at[:10]
-    return SelfComparison(
-        tool=Tool(name="pytest-llenergy", version=pytest_llenergy.__version__),
-        date=date,
-        code=code,
-        pairs=reports[0].pairs,
-        comparisons=len(reports),
-        alarms=_rate(sum(alarming), sum(map(bool, decided))),
-        tests=[_summarize_test(found) for found in by_test.values()],
-        floors=estimate_floors(reports, date),
-    )
-
-
-def keep_floors(root: Path, result: SelfComparison) -> SelfComparison:
-    """Keep the floors for later comparisons of this project, unless they are too large or of too few."""
-    usable = [each for each in result.floors if each.floor <= MAX_FLOOR]
-    if result.comparisons < MIN_COMPARISONS or not usable:
-        return result
-    save_floors(root, usable)
-    return msgspec.structs.replace(result, kept=True)
-
-
-def render_self_comparison(result: SelfComparison) -> str:
-    """Render the result as text: a line for each test, then alarms and floors."""
-    lines = []
-    for each in result.tests:
-        shown = [_list_verdicts(each.verdicts)]
-        shown += [f"ratios {min(each.ratios):.3f} … {max(each.ratios):.3f}"] if each.ratios else []
-        shown += [f"finds {each.detectable:.1%}"] if each.detectable is not None else []
-        lines.append(f"{one_line(short_test_name(each.id))}, {each.metric}: {'; '.join(shown)}")
-    lines.append(f"false alarms: {result.alarms} comparisons; limits of 95%")
-    for found in result.floors:
-        large = f"; above {MAX_FLOOR:.0%}, too large to be kept" if found.floor > MAX_FLOOR else ""
+    for each in (each for paired in reports for each in paired.compared.comparisons):
+        by_test.setdefault((each.id, each.metric), []).append(each)
+    lines = [_describe_test(each) for each in by_test.values()]
+    alarms = sum(any(each.verdict == "regressed" for each in comparisons) for comparisons in found)
+    lines.append(f"false alarms: {alarms} of {sum(map(bool, found))} comparisons")
+    floors = estimate_floors(reports)
+    for learned in floors:
+        large = f"; above {MAX_FLOOR:.0%}, too large to be kept" if learned.floor > MAX_FLOOR else ""
         lines.append(
-            f"floor of {found.metric}: {found.floor:.1%}, estimates: {found.estimates}, "
-            f"on {found.devices}{large}"
+            f"floor of {learned.metric}: {learned.floor:.1%}, estimates: {learned.estimates}, "
+            f"on {learned.devices}{large}"
         )
-    if result.comparisons < MIN_COMPARISONS:
-        lines.append(f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons")
-    return "\n".join(lines)
+    if count < MIN_COMPARISONS:
+        return [*lines, f"the floor is not kept: it needs {MIN_COMPARISONS} comparisons"]
+    save_floors(prepared.root, [each for each in floors if each.floor <= MAX_FLOOR])
+    return lines
 
 
-def wilson_limits(hits: int, count: int) -> tuple[float, float]:
-    """Return the 95 % limits of a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927)."""
-    if count == 0:
-        return 0.0, 1.0
-    z = 1.959964
-    share, spread = hits / count, z * z / count
-    center = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / count + spread / (4 * count))
-    return max(0.0, center - half), min(1.0, center + half)
-
-
-def _rate(hits: int, count: int) -> AlarmRate:
-    low, high = wilson_limits(hits, count)
-    return AlarmRate(alarms=hits, count=count, low=low, high=high)
-
-
-def _summarize_test(found: Sequence[Comparison]) -> RepeatedTest:
+def _describe_test(found: Sequence[Comparison]) -> str:
+    ratios = [each.ratio for each in found if each.rule_applied and each.ratio is not None]
     detectable = [each.detectable for each in found if each.detectable is not None]
-    return RepeatedTest(
-        id=found[0].id,
-        metric=found[0].metric,
-        verdicts=_count_verdicts(found),
-        ratios=[each.ratio for each in found if each.rule_applied and each.ratio is not None],
-        detectable=median(detectable) if detectable else None,
-    )
+    shown = [_list_verdicts(found)]
+    shown += [f"ratios {min(ratios):.3f} … {max(ratios):.3f}"] if ratios else []
+    shown += [f"finds {median(detectable):.1%}"] if detectable else []
+    return f"{one_line(short_test_name(found[0].id))}, {found[0].metric}: {'; '.join(shown)}"
 
 
-def _count_verdicts(found: Sequence[Comparison]) -> dict[str, int]:
+def _list_verdicts(found: Iterable[Comparison]) -> str:
     counts = Counter(each.verdict for each in found)
-    return {each: counts[each] for each in VERDICTS if counts[each]}
+    return ", ".join(f"{counts[each]} {each}" for each in VERDICTS if counts[each])
 
 
-def _list_verdicts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+def estimate_floors(reports: Sequence[PairedReport]) -> list[LearnedFloor]:
+    """Estimate the floor of each metric on each kind of device: what 95 % of certain changes do not exceed.
 
-
-def certain_change(comparison: Comparison) -> float | None:
-    """Return how far the nearer limit of a comparison is from no change; 0 if the limits include it.
-
-    The scatter of rounds therefore does not count, only what it does not explain.
+    A change is certain as far as the nearer limit is from no change. The scatter of rounds therefore does not
+    count, only what it does not explain. Of fewer than 20 comparisons, the largest counts.
     """
-    if comparison.low is None or comparison.high is None or comparison.low <= 0:
-        return None
-    return max(comparison.low - 1, 1 / comparison.high - 1, 0.0)
-
-
-def estimate_floor(changes: Sequence[float]) -> float:
-    """Return the smallest change that at least 95 % do not exceed, rounded up; of fewer than 20 the largest.
-
-    As a floor, it would have kept these comparisons from being called a change.
-    """
-    chosen = sorted(changes)[math.ceil(QUANTILE * len(changes)) - 1]
-    # Rounding errors must not raise a floor of exactly a step to the next one.
-    return round(math.ceil(chosen / STEP - 1e-9) * STEP, 6)
-
-
-def estimate_floors(reports: Sequence[PairedReport], date: str) -> list[LearnedFloor]:
-    """Estimate the floor of each metric on each kind of device."""
     changes: dict[tuple[str, str, str], list[float]] = {}
     for paired in reports:
         records = {record.id: record for record in paired.base.records}
         for each in paired.compared.comparisons:
-            change = certain_change(each)
-            if each.id in records and each.rule_applied and change is not None:
+            if each.id in records and each.rule_applied and each.high is not None and (each.low or 0.0) > 0:
                 machine = records[each.id], paired.base.environment
                 kind = fingerprint(device_facts(*machine)), each.metric, describe_devices(*machine)
-                changes.setdefault(kind, []).append(change)
-    return [
-        LearnedFloor(
-            key=key,
-            metric=metric,
-            floor=estimate_floor(found),
-            comparisons=len(reports),
-            estimates=len(found),
-            date=date,
-            devices=devices,
+                certain = max((each.low or 1.0) - 1, 1 / each.high - 1, 0.0)
+                changes.setdefault(kind, []).append(certain)
+    floors = []
+    for (key, metric, devices), found in changes.items():
+        chosen = sorted(found)[math.ceil(QUANTILE * len(found)) - 1]
+        floors.append(
+            LearnedFloor(
+                key=key,
+                metric=metric,
+                # Rounding errors must not raise a floor of exactly a step to the next one.
+                floor=round(math.ceil(chosen / STEP - 1e-9) * STEP, 6),
+                comparisons=len(reports),
+                estimates=len(found),
+                date=reports[-1].sessions[-1].started_at[:10],
+                devices=devices,
+            )
         )
-        for (key, metric, devices), found in changes.items()
-    ]
+    return floors
 
 
 def save_floors(root: Path, floors: Sequence[LearnedFloor]) -> None:
@@ -290,11 +174,10 @@ def apply_floors(
 
 def _read(path: Path) -> list[LearnedFloor]:
     try:
-        found = msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
+        return msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
     except FileNotFoundError:
         return []
     except (OSError, *MALFORMED) as error:
         raise PlanError(
             f"{path} is not a file of floors ({error}); delete it, and llenergy ab --aa writes it"
         ) from None
-    return [each for each in found if each.floor <= MAX_FLOOR]

@@ -70,11 +70,7 @@ class Side:
 
 
 class SessionFiles:
-    """The directory of one attempt at a session.
-
-    While the session runs, a journal is next to ``report``. ``end`` has the duration in seconds of a session
-    that has ended as it should.
-    """
+    """The directory of a session; ``end`` has the duration in seconds of one that ended as it should."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -20,18 +20,6 @@ CLEARED_OPTIONS = tuple(
     f"energy_{name}" for name in ("compare", "fail_on", "save", "html", "disable", "skip")
 )
 
-#: Options by which sessions would run different tests, on the command line or in settings.
-REFUSED_OPTIONS = {
-    "maxfail": "--maxfail (-x)",
-    "lf": "--lf",
-    "failedfirst": "--ff",
-    "newfirst": "--nf",
-    "stepwise": "--stepwise",
-}
-
-#: ``pytest.ExitCode.USAGE_ERROR``
-USAGE_ERROR = 4
-
 WATCH_NAME = "llenergy-ab-watch"
 
 
@@ -59,22 +47,14 @@ class Watch:
         self.stopped = self.stopped or bool(session.shouldstop or session.shouldfail)
 
 
-def pytest_cmdline_main(config: Any) -> int | None:
-    """Clear options before other plugins read them, and refuse those that sessions cannot have."""
+def pytest_cmdline_main(config: Any) -> None:
+    """Clear options before other plugins read them."""
     # pytest-xdist sends options to its workers. A mark or call then does not override --energy-rounds.
     config.option.llenergy_ab = True
     config.option.llenergy_ab_devices = _read_earlier()["devices"]
     for name in CLEARED_OPTIONS:
         if getattr(config.option, name, None) is not None:
             setattr(config.option, name, None)
-    for name, flag in REFUSED_OPTIONS.items():
-        if getattr(config.option, name, None):
-            sys.stderr.write(
-                f"ERROR: {flag} is set, but every session of llenergy ab must run the same tests; remove it "
-                "from the command, or from addopts with -o addopts=''\n"
-            )
-            return USAGE_ERROR
-    return None
 
 
 def pytest_configure(config: Any) -> None:

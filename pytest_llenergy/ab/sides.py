@@ -34,7 +34,6 @@ from pytest_llenergy.compare.gate import parse_criteria
 from pytest_llenergy.compare.stages import Stages, parse_pairs
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.report import SideName, Source
-from pytest_llenergy.record.text import count_tests
 
 #: Where a checkout may have the modules that it installs, besides its projects in subfolders.
 SOURCE_ROOTS = (".", "src", "python", "lib")
@@ -70,16 +69,6 @@ class Schedule:
             sides: tuple[SideName, SideName] = ("base", "head") if pair % 2 == 0 else ("head", "base")
             yield Turn(2 * pair + 1, sides[0]), Turn(2 * pair + 2, sides[1])
 
-    def describe_pair(self, pair: int, durations_s: Sequence[float], open_tests: int, tests: int) -> str:
-        """Return the line for a finished pair: its time, the open tests, and the time that is left."""
-        most = sum(self.pairs)
-        parts = [f"{format_duration(sum(durations_s[-2:]))}; {open_tests} of {count_tests(tests)} open"]
-        if open_tests and pair < most:
-            # The first session of all may load models that later ones find.
-            pair_s = 2 * sum(durations_s[1:]) / (len(durations_s) - 1)
-            parts.append(f"at most {format_duration((most - pair) * pair_s)} left")
-        return "; ".join(parts)
-
 
 def plan_schedule(stages: Stages, rounds: int) -> Schedule:
     """Return the sessions for each stage; a stage that ``rounds`` do not divide is rounded up."""
@@ -110,10 +99,9 @@ class Prepared:
         """Raise ``PlanError`` if the working tree that a side measures has changed."""
         if self.repository is None or not self.tree or side.root != self.repository.root:
             return
-        if self.repository.hash_working_tree(data=side.measured is None) != self.tree:
+        if self.repository.hash_working_tree() != self.tree:
             raise PlanError(
-                "the working tree has changed since the comparison began; the same command starts a new one "
-                "(add files that tests write to .gitignore)"
+                "the working tree has changed since the comparison began; the same command starts a new one"
             )
 
     def checks_imports(self, side: Side) -> bool:
@@ -182,7 +170,7 @@ def _prepare_commits(
             f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, so "
             "nothing can differ; name another base, or both with --base and --head to measure the noise"
         )
-    tree = repository.hash_working_tree(data=commands[0].measured is None) if use_tree else ""
+    tree = repository.hash_working_tree() if use_tree else ""
     state = State(repository.root, _inputs(request, directory, base, head, tree), fresh=request.fresh)
     origins = named, "working tree" if use_tree else request.head or "HEAD"
     say(f"base {base[:10]} ({origins[0]}), head {head[:10]} ({origins[1]})")
@@ -224,7 +212,7 @@ def _prepare_commands(
     root, source, tree = directory, Source(), ""
     if repository is not None:
         root = repository.root
-        tree = repository.hash_working_tree(data=commands[0].measured is None)
+        tree = repository.hash_working_tree()
         source = Source(commit=repository.resolve_commit("HEAD"), dirty=repository.has_changes())
     state = State(root, _inputs(request, directory, tree), fresh=request.fresh)
     sides = {

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of an unfinished comparison on disk, so that the same command resumes it.
 
-Each attempt at a session has a directory. A session counts as finished only if it ended regularly and its
-report is complete, so that a comparison can be resumed after ``kill -9``.
+Each session has a directory. It counts only if it ended regularly and its report is complete, so that a
+comparison can be resumed after ``kill -9``; the session that was stopped runs again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,17 +17,17 @@ import msgspec
 
 from pytest_llenergy.ab.repository import Repository
 from pytest_llenergy.ab.session import SessionFiles, Summary, Turn
-from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.record.files import read_limited, replace_file
 from pytest_llenergy.record.report import Report, SideName
-from pytest_llenergy.report.store import check_creatable, find_journals, read_report
+from pytest_llenergy.report.store import check_creatable, read_report
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-#: The directory of what need not be kept, which git ignores, and the lock of each comparison in it.
-DIRECTORY, LOCK = "ab", "lock"
+#: Of what need not be kept, in ``.llenergy``, where git ignores it, and in the cache.
+DIRECTORY = "ab"
 
 SIDES: tuple[SideName, SideName] = ("base", "head")
 
@@ -38,10 +37,13 @@ FINISHED_EXIT_CODES, NO_SUCH_PATH, NOTHING_COLLECTED = (0, 1), 4, 5
 
 
 class State:
-    """The locked directory of one comparison. Its worktrees and environments are in ``checkouts``."""
+    """The directory of one comparison, of which a project runs one at a time.
+
+    Its worktrees and environments are in ``checkouts``.
+    """
 
     def __init__(self, root: Path, inputs: object, *, fresh: bool = False) -> None:
-        """Lock the directory; with ``fresh``, discard what was measured.
+        """Lock the project; with ``fresh``, discard what was measured.
 
         ``inputs`` identifies the comparison. Only its hash is stored, as a command may name credentials.
         """
@@ -55,7 +57,7 @@ class State:
             check_creatable(self.directory / "check")
         except OSError as error:
             raise PlanError(f"{self.directory}: cannot write there ({error.strerror})") from None
-        self._lock: BaseFileLock = _lock(self.directory)
+        self._lock = _lock(root)
         replace_file(self.directory.parent / ".gitignore", b"*\n")
         if fresh:
             for directory in self.directory.glob("sessions*"):
@@ -67,60 +69,31 @@ class State:
         other._part = f"-{number:03d}"
         return other
 
-    def attempts(self, turn: Turn) -> list[SessionFiles]:
-        """Return the attempts at a session so far."""
-        return [SessionFiles(each) for each in sorted(self._sessions.glob(f"{_name(turn)}.*"), key=_attempt)]
+    def files(self, turn: Turn) -> SessionFiles:
+        """Return the files of a session."""
+        return SessionFiles(self.directory / f"sessions{self._part}" / f"{turn.number:03d}-{turn.side}")
 
-    def next_attempt(self, turn: Turn) -> SessionFiles:
-        """Make the directory of another attempt."""
-        directory = self._sessions / f"{_name(turn)}.{len(self.attempts(turn)) + 1}"
-        directory.mkdir(parents=True)
-        return SessionFiles(directory)
+    def begin(self, turn: Turn) -> SessionFiles:
+        """Make the directory of a session, without what an unfinished one has left there."""
+        files = self.files(turn)
+        shutil.rmtree(files.directory, ignore_errors=True)
+        files.directory.mkdir(parents=True)
+        return files
 
-    def load_duration(self, turn: Turn) -> float | None:
-        """Return the duration of a finished session (seconds), or ``None`` if it is not finished."""
-        attempts = self.attempts(turn)
-        return float(attempts[-1].end.read_text()) if attempts and attempts[-1].end.exists() else None
-
-    def load_reports(self, turn: Turn) -> list[Report]:
-        """Return the reports of all attempts at a session, finished or not."""
-        return [report for files in self.attempts(turn) if (report := _load_report(files)) is not None]
-
-    def discard(self, turn: Turn) -> None:
-        """Delete the measurements of a session."""
-        for files in self.attempts(turn):
-            shutil.rmtree(files.directory)
-
-    def finish(self, repository: Repository | None, *, keep: bool) -> None:
-        """Delete checkouts and measurements or, with ``keep``, rename sessions: they are not resumed."""
-        for directory in self.directory.glob("sessions*") if keep else ():
-            kept = self.directory / directory.name.replace("sessions", "kept")
-            shutil.rmtree(kept, ignore_errors=True)
-            directory.rename(kept)
-        self.release()
-        if not keep:
-            remove_checkouts(self.checkouts, repository)
-            shutil.rmtree(self.directory, ignore_errors=True)
-
-    def release(self) -> None:
-        """Release the lock."""
+    def finish(self, repository: Repository | None) -> None:
+        """Delete checkouts, environments and measurements."""
+        remove_checkouts(self.checkouts, repository)
+        shutil.rmtree(self.directory, ignore_errors=True)
         self._lock.release()
-
-    @property
-    def _sessions(self) -> Path:
-        return self.directory / f"sessions{self._part}"
 
 
 def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
-    """Return why an attempt did not run all tests and write a complete report, or ``None`` if it did."""
+    """Return why a session did not run all tests and write a complete report, or ``None`` if it did."""
     if exit_status < 0:
         return f"was killed by signal {-exit_status}"
-    if exit_status == NOTHING_COLLECTED and _attempt(files.directory) > 1:
-        # Earlier attempts have measured all.
-        return None
     if exit_status not in FINISHED_EXIT_CODES:
         return f"ended with exit code {exit_status}"
-    summary, report = _load_summary(files), _load_report(files)
+    summary, report = _load_summary(files), load_report(files)
     if summary is not None and not summary.stopped:
         complete = report.run.complete if report is not None else not summary.measured
         if complete:
@@ -129,7 +102,7 @@ def explain_unfinished(files: SessionFiles, exit_status: int) -> str | None:
 
 
 def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> bool:
-    """Return whether an attempt ran as it should, but there is no energy test.
+    """Return whether a session ran as it should, but there is no energy test.
 
     ``paths`` are what may be paths among the arguments of pytest.
     """
@@ -143,6 +116,11 @@ def lacks_tests(files: SessionFiles, exit_status: int, paths: list[Path]) -> boo
     return ran and summary is not None and not (summary.failed or summary.measured or summary.stopped)
 
 
+def load_report(files: SessionFiles) -> Report | None:
+    """Return the report of a session; ``None`` if it measured nothing."""
+    return read_report(files.report) if files.report.exists() else None
+
+
 def remove_checkouts(directory: Path, repository: Repository | None) -> None:
     """Remove both worktrees of a comparison, and its environments."""
     for side in SIDES:
@@ -152,41 +130,27 @@ def remove_checkouts(directory: Path, repository: Repository | None) -> None:
 
 
 def clean(root: Path, repository: Repository | None) -> list[str]:
-    """Remove what stopped or kept comparisons of a project have left, unless a process runs them.
-
-    Returns:
-        One line for each directory, or a line that nothing was found.
-    """
-    states = (root / ".llenergy" / DIRECTORY).glob("*")
-    found = {path.name: path for path in states if (path / LOCK).exists()}
-    checkouts = {
-        path.name.removeprefix(_prefix(root)): path
-        for path in (cache_directory() / DIRECTORY).glob(f"{_prefix(root)}*")
-    }
-    lines = []
-    for key in sorted({*found, *checkouts}):
-        directories = list(filter(None, (found.get(key), checkouts.get(key))))
-        try:
-            lock = _lock(directories[0])
-        except PlanError:
-            lines += [f"kept {directory}: in use" for directory in directories]
-            continue
-        for directory in directories:
-            remove_checkouts(directory, repository)
-            lines.append(f"removed {directory}")
-        lock.release()
-    return lines or ["nothing to remove"]
+    """Remove what stopped comparisons of a project have left; return a line for each directory."""
+    states = (root / ".llenergy" / DIRECTORY).glob("[0-9a-f]" * 12)
+    found = [*states, *(cache_directory() / DIRECTORY).glob(f"{_prefix(root)}*")]
+    if not found:
+        return ["nothing to remove"]
+    lock = _lock(root)
+    for directory in found:
+        remove_checkouts(directory, repository)
+    lock.release()
+    return [f"removed {directory}" for directory in found]
 
 
-def _lock(directory: Path) -> BaseFileLock:
+def _lock(root: Path) -> BaseFileLock:
     from filelock import FileLock, Timeout
 
-    lock = FileLock(directory / LOCK)
+    lock = FileLock(root / ".llenergy" / DIRECTORY / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise PlanError(
-            "another process is running this comparison; wait for it or stop it, its measurements are kept"
+            "another llenergy ab runs in this project; wait for it or stop it, its measurements are kept"
         ) from None
     return lock
 
@@ -196,31 +160,8 @@ def _prefix(root: Path) -> str:
     return f"{root.name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}-"
 
 
-def _name(turn: Turn) -> str:
-    return f"{turn.number:03d}-{turn.side}"
-
-
-def _attempt(directory: Path) -> int:
-    return int(directory.name.rpartition(".")[2])
-
-
 def _load_summary(files: SessionFiles) -> Summary | None:
     try:
         return msgspec.json.decode(read_limited(files.summary), type=Summary)
     except FileNotFoundError:
         return None
-
-
-def _load_report(files: SessionFiles) -> Report | None:
-    """Return the report of an attempt, or one made from its journal; ``None`` if it measured nothing."""
-    if files.report.exists():
-        try:
-            return read_report(files.report)
-        except ReportError as error:
-            raise PlanError(
-                f"{error}; llenergy ab --fresh discards the measurements of this comparison and starts again"
-            ) from None
-    for journal in find_journals(files.report):
-        with suppress(ReportError):
-            return read_report(journal)
-    return None

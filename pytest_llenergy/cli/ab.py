@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.compare import FORMATS, add_comparison_options
 from pytest_llenergy.cli.console import HelpFormatter, add_format, print_line
-from pytest_llenergy.cli.run import METER_OPTIONS
+from pytest_llenergy.cli.run import METER_OPTIONS, check_output
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 from pytest_llenergy.record.text import escape_invisible
 
 if TYPE_CHECKING:
     from pytest_llenergy.ab.campaign import Callbacks
-    from pytest_llenergy.ab.self_comparison import SelfComparison
     from pytest_llenergy.ab.sides import Prepared
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.compare.case import Criterion
-    from pytest_llenergy.record.report import PairedReport, Report
+    from pytest_llenergy.record.report import Report
 
 DEFAULT_OUTPUT = Path(".llenergy", "ab", "ab.json")
 
@@ -134,15 +133,14 @@ def add_parser(commands: Commands) -> None:
         metavar="FILE.json",
         help=f"file for the reports of both sides (default: {DEFAULT_OUTPUT})",
     )
-    parser.add_argument("--keep", action="store_true", help="keep checkouts, environments and logs")
     parser.add_argument(
         "--fresh", action="store_true", help="discard the measurements of unfinished comparisons"
     )
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="measure nothing; remove all that stopped or kept comparisons of this project have left: "
-        "checkouts, environments, logs and measurements",
+        help="measure nothing; remove all that stopped comparisons of this project have left: checkouts, "
+        "environments, logs and measurements",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="show the output of the sessions")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD ...", help="the command to run")
@@ -167,14 +165,18 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from pytest_llenergy.ab.campaign import Campaign
     from pytest_llenergy.ab.commands import Request
+    from pytest_llenergy.ab.self_comparison import compare_with_itself
     from pytest_llenergy.ab.sides import prepare
     from pytest_llenergy.cli.compare import ComparisonResult, print_comparison
-    from pytest_llenergy.compare.gate import USAGE
+    from pytest_llenergy.compare.gate import PASSED
+    from pytest_llenergy.errors import ReportError
+    from pytest_llenergy.record.files import replace_file
+    from pytest_llenergy.record.report import encode_paired_report
 
     if args.clean:
         return _clean(args.command)
     if args.output is not None:
-        _check_output(args.output)
+        check_output(args.output)
     inconclusive = option_row("inconclusive").read_argument(args.inconclusive)
     request = Request(
         command=args.command[1:] if args.command[:1] == ["--"] else args.command,
@@ -196,16 +198,26 @@ def _run(args: argparse.Namespace) -> int:
         fresh=args.fresh,
         comparisons=args.aa,
     )
-    if args.aa is not None and args.format not in ("text", "json"):
-        raise PlanError(f"--aa has no format {args.format}; choose text or json")
+    if args.aa is not None and (args.format != "text" or args.output is not None):
+        raise PlanError("--aa prints lines; it allows neither --format nor --output")
     prepared = prepare(request, Path.cwd(), _print_line)
     if args.aa is not None:
-        return _compare_with_itself(args, prepared)
+        for line in compare_with_itself(prepared, args.aa, _callbacks(args, prepared)):
+            print_line(line)
+        prepared.state.finish(prepared.repository)
+        return PASSED
     campaign = Campaign(prepared, prepared.state, _callbacks(args, prepared))
     paired = campaign.run().with_policy(inconclusive)
-    written = _write_result(prepared, args.output or prepared.root / DEFAULT_OUTPUT, paired, keep=args.keep)
-    status = print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
-    return status if written else status or USAGE
+    output = args.output or prepared.root / DEFAULT_OUTPUT
+    try:
+        replace_file(output, encode_paired_report(paired))
+    except ReportError as error:
+        raise ReportError(
+            f"{error}; the same command, with another -o, writes the measurements without measuring again"
+        ) from None
+    prepared.state.finish(prepared.repository)
+    _print_line(f"both sides, all rounds: {output}")
+    return print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
 
 
 def _callbacks(args: argparse.Namespace, prepared: Prepared) -> Callbacks:
@@ -221,82 +233,6 @@ def _callbacks(args: argparse.Namespace, prepared: Prepared) -> Callbacks:
     # The default floor must not hide alarms while a floor is learned.
     fixed = args.floor is not None or args.aa is not None
     return Callbacks(_print_line, _print_output if args.verbose else None, None if fixed else choose)
-
-
-def _check_output(output: Path) -> None:
-    """Raise ``PlanError`` if the output cannot be written, so that nothing is measured in vain."""
-    import tempfile
-
-    parent = output.absolute().parent
-    if not parent.is_dir():
-        raise PlanError(f"--output={output}: no directory {output.parent}; create it first")
-    if output.is_dir():
-        raise PlanError(f"--output={output}: is a directory; name a file")
-    if output.exists() and not output.is_file():
-        # A device or a pipe.
-        return
-    try:
-        with tempfile.TemporaryFile(dir=output.resolve().parent):
-            pass
-    except OSError as error:
-        raise PlanError(
-            f"--output={output}: {parent} cannot be written ({error.strerror}); name another file"
-        ) from None
-
-
-def _write_result(prepared: Prepared, output: Path, paired: PairedReport, *, keep: bool) -> bool:
-    """Write both sides and remove what is left of the comparison. If that fails, keep it and return False."""
-    from pytest_llenergy.errors import ReportError
-    from pytest_llenergy.record.files import replace_file
-    from pytest_llenergy.record.report import encode_paired_report
-
-    try:
-        replace_file(output, encode_paired_report(paired))
-    except ReportError as error:
-        _print_line(
-            f"llenergy ab: {error}; the measurements are kept in {prepared.state.directory}, and the same "
-            "command, with another -o, writes them without measuring again"
-        )
-        prepared.state.release()
-        return False
-    prepared.state.finish(prepared.repository, keep=keep)
-    _print_line(f"both sides, all rounds: {output}")
-    return True
-
-
-def _compare_with_itself(args: argparse.Namespace, prepared: Prepared) -> int:
-    from pytest_llenergy.ab.self_comparison import ALL_ROUNDS, keep_floors, run_comparisons, summarize
-    from pytest_llenergy.compare.gate import NOTHING_VALID, PASSED
-
-    base = prepared.sides["base"]
-    code = "the working tree" if prepared.by_options else f"{base.short} ({base.origin})"
-    reports: list[PairedReport] = []
-    try:
-        for paired in run_comparisons(prepared, args.aa, _callbacks(args, prepared)):
-            reports.append(paired)
-    except BaseException:  # Ctrl-C, SIGTERM or a failed session: what was measured is reported first.
-        if reports:
-            _print_line(f"{len(reports)} of {args.aa} comparisons are finished:")
-            _write_self_comparison(args, summarize(reports, code))
-        raise
-    result = keep_floors(prepared.root, summarize(reports, code))
-    prepared.state.finish(prepared.repository, keep=args.keep)
-    _print_line(f"all rounds: {prepared.root / ALL_ROUNDS}")
-    _write_self_comparison(args, result)
-    return PASSED if result.alarms.count else NOTHING_VALID
-
-
-def _write_self_comparison(args: argparse.Namespace, result: SelfComparison) -> None:
-    from pytest_llenergy.ab.self_comparison import render_self_comparison
-    from pytest_llenergy.cli.console import encode_json, print_json, write_output
-
-    if args.format == "json":
-        print_json(result)
-    else:
-        print(render_self_comparison(result))
-    # Last: if it fails, the result is printed already.
-    if args.output is not None:
-        write_output(args.output, f"{encode_json(result)}\n")
 
 
 def _clean(command: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise PlanError("names no command; write it last: llenergy run -- CMD")
     if args.output is not None:
-        _check_output(args.output.absolute())
+        check_output(args.output.absolute())
     meters = LocalWindows(open_selection(args, whole_host=False))
     measuring = Measuring([meters])
     # A daemon of the command becomes a child of this process, so that its CPU time is found.
@@ -309,7 +309,7 @@ def _total(window: WindowRecord) -> list[str]:
     return [f"total: {_format(window.energy_j, window.energy_u_absolute_j, window.duration_s)}"]
 
 
-def _check_output(path: Path) -> None:
+def check_output(path: Path) -> None:
     """Raise ``PlanError`` if the output cannot be written, before anything is measured."""
     from pytest_llenergy.errors import PlanError
     from pytest_llenergy.report.store import check_creatable

@@ -24,7 +24,7 @@ LOST = Flag(name="settings", severity="invalid", detail="the boards had other se
 def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
     side = SideSessions(name)
     for number, report in enumerate(reports, 1):
-        side.add(number, [report])
+        side.add(number, report)
     return side
 
 
@@ -100,9 +100,3 @@ def test_rounds_of_a_different_meter_or_machine_are_excluded() -> None:
     message = list_excluded_rounds(join(sessions_of(one(10.0), one(20.0, meters=[meter]), moved)))
     assert message[0] == "session 2: differs from session 1 (meter.source: counter -> power)"
     assert message[1] == "session 3: differs from session 1 (cpu.count: 64 -> 2)"
-
-
-def test_measurement_of_an_earlier_attempt_counts_once() -> None:
-    side = SideSessions("head")
-    side.add(1, [one(10.0), one(20.0)])
-    assert [each.energy_j for each in join(side).rounds] == [10.0]

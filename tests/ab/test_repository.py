@@ -58,19 +58,14 @@ def test_working_tree_name_depends_on_files_that_matter(project: Project) -> Non
     found = repository_of(project.path)
     clean = found.hash_working_tree()
     project.write(".git/info/exclude", "*.log\n")
-    for left in ("__pycache__/work.pyc", ".llenergy/ab/ab.json", "some.log"):
+    for left in ("__pycache__/work.pyc", ".llenergy/ab/ab.json", "some.log", "data.json"):
         project.write(left, "left behind")
     assert found.hash_working_tree() == clean
     assert project.git("diff", "--cached", "--name-only") == ""
     project.write("new.py", "")
     untracked = found.hash_working_tree()
     project.edit("work.py", "EACH = 10.0", "EACH = 11.0")
-    edited = found.hash_working_tree()
-    project.write("data.json", "1")
-    added = found.hash_working_tree()
-    assert found.hash_working_tree() == added
-    project.write("data.json", "10")
-    assert len({clean, untracked, edited, added, found.hash_working_tree()}) == 5
+    assert len({clean, untracked, found.hash_working_tree()}) == 3
 
 
 def test_incomplete_checkout_is_made_again(project: Project, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_a_metric_that_a_session_lacks_is_not_new() -> None:
     for values in ((0.2, 0.2, None, 0.2), (0.9,) * 4):
         side = SideSessions("base")
         for number, value in enumerate(values, 1):
-            side.add(number, [report_of(with_wer(value))])
+            side.add(number, report_of(with_wer(value)))
         from_sessions.append(side.join().records[0])
     found = one(*from_sessions)
     assert (found.verdict, found.reason) == ("invalid", "base has no wer: 1 of 4 sessions has no wer")
