@@ -304,7 +304,7 @@ def _refuse_records(case: Case, old: Record, new: Record) -> Comparison | None:
             reason = f"{side} has {metric} in {recorded.unit or 'no unit'}, expected {unit or 'no unit'}"
             return case.decide("invalid", reason)
     if not case.criterion.from_mark and not (_has_metric(metric, old) or _has_metric(metric, new)):
-        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].absent
+        missing = f"neither side has {metric}" if is_custom else ROUND_METRICS[metric].needs
         return case.decide("no value", missing, gated=False)
     return None
 

@@ -383,7 +383,7 @@ def _weight_by_iterations(name: str, metric: Metric, rounds: Sequence[Round]) ->
     weighted = [
         (value.value, round_.duration_s if figure.unit == "W" else round_.iterations)
         for round_ in rounds
-        if is_valid(round_) and (value := figure.value_of(round_)) is not None
+        if is_valid(round_) and not isinstance(value := figure.of(round_), str)
     ]
     if not weighted or figure.pooled is not None:
         return metric

@@ -25,7 +25,7 @@ from pytest_llenergy.record.served import CUT_SHORT
 #: Why a load may have no energy for each good request.
 NONE_GOOD = "no request met every limit of the SLO"
 
-NO_SLO = "the test serves no load with slo="
+NO_SLO, NO_SEARCH = "the test serves no load with slo=", "the test has no energy.max_load"
 
 
 def limits_by_column(slo: Slo) -> dict[str, float]:
@@ -51,11 +51,6 @@ def mark_good_requests(round_: Round, slo: Slo | None) -> Round:
         for each in latencies
     ]
     return msgspec.structs.replace(round_, served=msgspec.structs.replace(served, good=good))
-
-
-def has_slo(round_: Round) -> bool:
-    """Return whether the round is of a load with an SLO."""
-    return round_.served is not None and round_.served.good is not None
 
 
 def good_requests(round_: Round) -> int | None:
@@ -113,22 +108,21 @@ def is_mostly(name: str, rounds: Sequence[Round]) -> bool:
     return flagged > 0 and flagged >= len(rounds) / 2
 
 
-def _goodput(round_: Round) -> RoundValue | None:
+def _goodput(round_: Round) -> RoundValue | str:
     good = good_requests(round_)
-    return rate(good, round_.duration_s) if good is not None else None
+    return rate(good, round_.duration_s) if good is not None else NO_SLO
 
 
-def _attainment(round_: Round) -> RoundValue | None:
+def _attainment(round_: Round) -> RoundValue | str:
+    if good_requests(round_) is None:
+        return NO_SLO
     share = attainment(round_)
-    return RoundValue(share) if share is not None else None
+    return RoundValue(share) if share is not None else "no request was sent"
 
 
-def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue | None:
-    return joules(round_, count(round_) or 0)
-
-
-def _lacks_good(count: Callable[[Round], int | None], round_: Round) -> str | None:
-    return None if count(round_) else NONE_GOOD
+def _per_good(count: Callable[[Round], int | None], round_: Round) -> RoundValue | str:
+    good = count(round_)
+    return joules(round_, good) if good else NO_SLO if good is None else NONE_GOOD
 
 
 def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round]) -> tuple[float, int]:
@@ -138,74 +132,32 @@ def _total_per_good(count: Callable[[Round], int | None], rounds: Sequence[Round
     return total_j / sum(count(each) or 0 for each in known), len(known)
 
 
-def _max_load(round_: Round) -> RoundValue | None:
+def _max_load(round_: Round) -> RoundValue | str:
     found = round_.max_load
     if found is None or found.requests_per_s is None:
-        return None
+        return NO_SEARCH if found is None else found.reason or "no maximum load was found"
     # All rounds have the result of one search, so that its uncertainty does not shrink with their number.
     # Both sides of a comparison have the same arrivals.
     arrivals = found.u_arrivals_requests_per_s or 0.0
     return RoundValue(found.requests_per_s, accuracy=arrivals, shape=found.u_requests_per_s or 0.0)
 
 
-def _lacks_max_load(round_: Round) -> str | None:
-    found = round_.max_load
-    if found is not None and found.requests_per_s is not None:
-        return None
-    return (found.reason if found is not None else None) or "no maximum load was found"
+def _energy_per_good(unit: str, count: Callable[[Round], int | None], heading: str) -> RoundMetric:
+    of, pooled = partial(_per_good, count), partial(_total_per_good, count)
+    return RoundMetric(unit, of, NO_SLO, heading, every=True, pooled=pooled, optional=True)
 
 
 #: Every metric that only loads with an SLO have, in the order of the report.
 GOODPUT_METRICS: dict[str, RoundMetric] = {
     "goodput_requests_per_s": RoundMetric(
-        "request/s",
-        _goodput,
-        heading="good request/s",
-        better="more",
-        applies=has_slo,
-        optional=True,
-        needs=NO_SLO,
+        "request/s", _goodput, NO_SLO, "good request/s", "more", optional=True
     ),
-    "slo_attainment": RoundMetric(
-        "1",
-        _attainment,
-        "no request was sent",
-        "SLO share",
-        "more",
-        applies=has_slo,
-        optional=True,
-        needs=NO_SLO,
-    ),
-    "energy_per_good_request_j": RoundMetric(
-        "J/request",
-        partial(_per_good, good_requests),
-        NONE_GOOD,
-        "per good request ± u",
-        applies=has_slo,
-        lacks=partial(_lacks_good, good_requests),
-        pooled=partial(_total_per_good, good_requests),
-        optional=True,
-        needs=NO_SLO,
-    ),
-    "energy_per_output_token_at_slo_j": RoundMetric(
-        "J/token",
-        partial(_per_good, good_output_tokens),
-        NONE_GOOD,
-        "per token at SLO ± u",
-        applies=has_slo,
-        lacks=partial(_lacks_good, good_output_tokens),
-        pooled=partial(_total_per_good, good_output_tokens),
-        optional=True,
-        needs=NO_SLO,
+    "slo_attainment": RoundMetric("1", _attainment, NO_SLO, "SLO share", "more", optional=True),
+    "energy_per_good_request_j": _energy_per_good("J/request", good_requests, "per good request ± u"),
+    "energy_per_output_token_at_slo_j": _energy_per_good(
+        "J/token", good_output_tokens, "per token at SLO ± u"
     ),
     "max_load_requests_per_s": RoundMetric(
-        "request/s",
-        _max_load,
-        heading="max request/s ± u",
-        better="more",
-        applies=lambda round_: round_.max_load is not None,
-        lacks=_lacks_max_load,
-        optional=True,
-        needs="the test has no energy.max_load",
+        "request/s", _max_load, NO_SEARCH, "max request/s ± u", "more", every=True, optional=True
     ),
 }

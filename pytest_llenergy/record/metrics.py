@@ -22,6 +22,7 @@ from pytest_llenergy.record.quantity import RESOLVABLE
 from pytest_llenergy.record.record import Metric, Round, is_attributed
 from pytest_llenergy.record.round_metric import (
     CLOCK_RESOLUTION_S,
+    NO_TIME,
     RoundMetric,
     SingleMetric,
     find_phase,
@@ -42,6 +43,8 @@ PHASE_ITERATIONS, MOST_ITERATIONS = 20, 10_000
 #: Why work may have no energy per token or of a phase.
 NO_OUTPUT = "no output tokens (count yours: energy(fn, output_tokens=...))"
 NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
+NO_DRAFTS, NO_TIMES = "the work drafts no tokens", "no token timestamps"
+NO_GAPS = "no token timestamps, or fewer than two tokens"
 
 
 def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
@@ -80,60 +83,62 @@ def scale_metric(metric: Metric, factor: float, unit: str, source: str | None) -
 def values_of_rounds(name: str, rounds: Sequence[Round]) -> tuple[list[tuple[int, RoundValue]], str | None]:
     """Return the values of a metric in valid rounds with the indices of these; without any, also the reason.
 
-    Rounds are counted from 0.
+    Rounds are counted from 0. Those without energy say nothing about a metric of energy.
     """
-    figure = ROUND_METRICS[name]
+    figure, of_energy = ROUND_METRICS[name], is_energy_unit(ROUND_METRICS[name].unit)
     valid = [(index, each) for index, each in enumerate(rounds) if not each.flags or is_valid(each)]
-    missing = figure.missing
-    lacks = figure.lacks
-    lacking = [why for _, each in valid if (why := lacks(each)) is not None] if lacks is not None else []
-    if lacking:
-        if any(figure.applies(each) for _, each in valid):
-            missing = f"{len(lacking)} of {len(valid)} rounds: {lacking[0]}"
-        elif figure.phase is not None and all(find_phase(each, figure.phase) is None for _, each in valid):
-            missing = NO_PHASES
+    counted = [each for each in valid if each[1].energy_j is not None] if of_energy else valid
+    values: list[tuple[int, RoundValue]] = []
+    lacking: list[str] = []
+    for index, each in counted:
+        value = figure.of(each)
+        if isinstance(value, str):
+            lacking.append(value)
+        else:
+            values.append((index, value))
+    if lacking and figure.every:
         values = []
-    else:
-        values = [(index, value) for index, each in valid if (value := figure.value_of(each)) is not None]
     if values and figure.phase is not None:
-        u = _relative_uncertainty_of_mean([value for _, value in values])
-        if u > RESOLVABLE:
-            mean_s = fmean(_phase_duration_s(each, figure.phase) for _, each in valid)
-            iterations = min(each.iterations for _, each in valid)
-            return [], (
-                f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds of {iterations} "
-                f"iteration{'s' if iterations > 1 else ''}; {_longer_rounds(u, iterations, len(values))}"
-            )
+        why = _explain_unresolvable(
+            [value for _, value in values], figure.phase, [each for _, each in counted]
+        )
+        return ([], why) if why is not None else (values, None)
     if values:
         return values, None
-    if valid and figure.needs and not any(figure.applies(each) for _, each in valid):
+    if valid and figure.optional and not figure.applies(each for _, each in valid):
         return [], figure.needs
-    no_energy = _explain_missing_energy(rounds) if is_energy_unit(figure.unit) or not valid else None
-    return [], no_energy or missing
+    if not counted:
+        return [], _explain_missing_energy(rounds)
+    if figure.every and len(counted) > 1 and lacking != [figure.needs] * len(counted):
+        return [], f"{len(lacking)} of {len(counted)} rounds: {lacking[0]}"
+    return [], lacking[0]
 
 
-def _relative_uncertainty_of_mean(values: Sequence[RoundValue]) -> float:
-    """Return how well rounds together know the energy of a phase, although single ones may not.
+def _explain_unresolvable(values: Sequence[RoundValue], name: str, rounds: Sequence[Round]) -> str | None:
+    """Return why the energy of a phase is not known, and the rounds that would do; None if it is known.
 
-    Leaving out single rounds would leave out those that are too low by chance.
+    All rounds together may know it although single ones do not. Leaving out single rounds would leave out
+    those that are too low by chance.
     """
     mean = fmean(each.value for each in values)
-    return math.hypot(*_uncertainties(values)) / mean if mean > 0 else math.inf
-
-
-def _longer_rounds(u: float, iterations: int, rounds: int) -> str:
-    """Return what resolves a phase with a relative uncertainty: it falls with the root of the iterations."""
-    needed = max(iterations * (u / RESOLVABLE) ** 2, PHASE_ITERATIONS / rounds)
-    if needed > MOST_ITERATIONS:
-        return "no number of iterations makes up for it; make the phase longer"
-    digits = 10 ** max(0, math.ceil(math.log10(needed)) - 2)
-    return f"the mark energy_options(iterations={math.ceil(needed / digits) * digits}) would do"
-
-
-def _uncertainties(values: Sequence[RoundValue]) -> tuple[float, float]:
-    """Return the standard uncertainties of the mean: what differs between rounds, and what they share."""
     single = math.sqrt(fmean(each.meter**2 for each in values) / len(values))
-    return single, math.hypot(fmean(each.shape for each in values), fmean(each.unsampled for each in values))
+    shared = fmean(each.shape for each in values), fmean(each.unsampled for each in values)
+    u = math.hypot(single, *shared) / mean if mean > 0 else math.inf
+    if u <= RESOLVABLE:
+        return None
+    phases = ((find_phase(each, name), each.iterations) for each in rounds)
+    mean_s = fmean(phase.duration_s / count for phase, count in phases if phase is not None)
+    iterations = min(each.iterations for each in rounds)
+    # It falls with the root of the iterations.
+    needed = max(iterations * (u / RESOLVABLE) ** 2, PHASE_ITERATIONS / len(values))
+    advice = "no number of iterations makes up for it; make the phase longer"
+    if needed <= MOST_ITERATIONS:
+        digits = 10 ** max(0, math.ceil(math.log10(needed)) - 2)
+        advice = f"the mark energy_options(iterations={math.ceil(needed / digits) * digits}) would do"
+    return (
+        f"not resolvable: {mean_s * 1e3:.3g} ms phase in {len(values)} rounds of {iterations} "
+        f"iteration{'s' if iterations > 1 else ''}; {advice}"
+    )
 
 
 def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], str | None]:
@@ -144,7 +149,7 @@ def round_values(name: str, rounds: Sequence[Round]) -> tuple[list[RoundValue], 
 
 def applies_to_rounds(name: str, rounds: Iterable[Round]) -> bool:
     """Return whether a workload has what a metric needs, such as tokens, apart from the meters."""
-    return any(ROUND_METRICS[name].applies(round_) for round_ in rounds)
+    return ROUND_METRICS[name].applies(rounds)
 
 
 def compute_metrics(
@@ -171,7 +176,7 @@ def compute_metrics(
             # Net energy may be zero or less. Gross energy is more than zero.
             gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = summarize_rounds(
-                values, figure.unit, coverage, gross=gross, is_rate=figure.is_rate, added_to=added_to
+                values, figure.unit, coverage, gross=gross, is_rate=figure.unit.endswith("/s"), added_to=added_to
             )
             if figure.source is not None:
                 metrics[name] = msgspec.structs.replace(metrics[name], source=figure.source)
@@ -189,10 +194,8 @@ def compute_metrics(
     return metrics
 
 
-def _explain_missing_energy(rounds: Sequence[Round]) -> str | None:
-    """Return why no valid round has joules, or ``None`` if one has."""
-    if any(is_valid(round_) and round_.energy_j is not None for round_ in rounds):
-        return None
+def _explain_missing_energy(rounds: Sequence[Round]) -> str:
+    """Return why no valid round has energy."""
     reasons = [round_.reason for round_ in rounds if round_.reason]
     reasons += [flag.detail for round_ in rounds for flag in round_.flags if flag.severity == "invalid"]
     # The most frequent one: another host or board may be disturbed in a few rounds.
@@ -213,7 +216,7 @@ def relative_uncertainty(
 
     ``None`` with fewer than two valid rounds, or without energy.
     """
-    values = [value for round_ in rounds if is_valid(round_) and (value := _energy(round_)) is not None]
+    values, _ = round_values("energy_j", rounds)
     if len(values) < 2:
         return None
     metric = summarize_rounds(values, "J", coverage, gross=True, added_to=_added_to(rounds, planned))
@@ -222,52 +225,50 @@ def relative_uncertainty(
     return metric.uncertainty / metric.value
 
 
-def _energy(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.iterations)
-
-
-def _per_token(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.tokens.output) if round_.tokens is not None else None
-
-
-def _per_input_token(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.tokens.input) if round_.tokens is not None else None
-
-
-def _per_any_token(round_: Round) -> RoundValue | None:
-    if round_.tokens is None or not round_.tokens.input:
-        return None
-    return joules(round_, round_.tokens.input + round_.tokens.output)
-
-
 def decode_tokens(round_: Round) -> int:
     """Return the output tokens of a round without the first of each sequence, which prefill produces."""
-    return round_.tokens.output - (round_.requests or 0) if round_.tokens is not None else 0
+    return output_tokens(round_) - (round_.requests or 0) if round_.tokens is not None else 0
 
 
 def is_prefill_only(rounds: Sequence[Round]) -> bool:
     """Return whether work reads tokens and produces at most one for each request, as embedding does too."""
-    return bool(rounds) and all(_has_input(each) and decode_tokens(each) <= 0 for each in rounds)
+    return bool(rounds) and all(_input_tokens(each) > 0 and decode_tokens(each) <= 0 for each in rounds)
 
 
-def _phase_per_token(name: str, count: Callable[[Round], int], round_: Round) -> RoundValue | None:
-    energy, tokens = phase_energy(name, round_), count(round_)
-    # The energy is per iteration; the tokens are of all iterations.
-    return energy.scale(round_.iterations / tokens) if energy is not None and tokens > 0 else None
+def output_tokens(round_: Round) -> int:
+    """Return the output tokens of a round, 0 without any."""
+    return round_.tokens.output if round_.tokens is not None else 0
 
 
-def _per_request(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.requests) if round_.requests is not None else None
+def _input_tokens(round_: Round) -> int:
+    return round_.tokens.input if round_.tokens is not None else 0
 
 
-def _mean_power(round_: Round) -> RoundValue | None:
-    return joules(round_, round_.duration_s) if round_.duration_s >= CLOCK_RESOLUTION_S else None
+def _all_tokens(round_: Round) -> int:
+    return _input_tokens(round_) and _input_tokens(round_) + output_tokens(round_)
 
 
-def _net(round_: Round) -> RoundValue | None:
+def _per(count: Callable[[Round], int], needs: str, round_: Round) -> RoundValue | str:
+    """Return the energy of a round over a count of it."""
+    return joules(round_, over) if (over := count(round_)) > 0 else needs
+
+
+def _per_count(unit: str, count: Callable[[Round], int], needs: str, heading: str) -> RoundMetric:
+    return RoundMetric(unit, partial(_per, count, needs), needs, heading)
+
+
+def _energy(round_: Round) -> RoundValue | str:
+    return joules(round_, round_.iterations)
+
+
+def _mean_power(round_: Round) -> RoundValue | str:
+    return joules(round_, round_.duration_s) if round_.duration_s >= CLOCK_RESOLUTION_S else NO_TIME
+
+
+def _net(round_: Round) -> RoundValue | str:
     energy = _energy(round_)
-    if energy is None or round_.idle_power_w is None:
-        return None
+    if isinstance(energy, str) or round_.idle_power_w is None:
+        return energy if isinstance(energy, str) else "the idle power is unknown"
     duration_s = round_.duration_s / round_.iterations
     idle_u_j = (round_.idle_power_u_w or 0.0) * duration_s
     net_j = energy.value - round_.idle_power_w * duration_s
@@ -279,144 +280,79 @@ def _net(round_: Round) -> RoundValue | None:
     return RoundValue(net_j, meter, energy.unsampled, accuracy, energy.phase, energy.shape)
 
 
-def _throughput(round_: Round) -> RoundValue | None:
-    if round_.tokens is None or not round_.tokens.output:
-        return None
-    return rate(round_.tokens.output, round_.duration_s)
+def _throughput(round_: Round) -> RoundValue | str:
+    tokens = output_tokens(round_)
+    return rate(tokens, round_.duration_s) if tokens > 0 else NO_OUTPUT
 
 
-def _exact(value: float | None) -> RoundValue | None:
-    return RoundValue(value) if value is not None else None
+def _known(field: str, needs: str, round_: Round) -> RoundValue | str:
+    value = getattr(round_, field)
+    return needs if value is None else RoundValue(value)
 
 
-def _duration(round_: Round) -> RoundValue:
-    return RoundValue(round_.duration_s / round_.iterations)
-
-
-def _phase_duration_s(round_: Round, name: str) -> float:
-    """Return the mean length of a phase of a round (seconds)."""
-    phase = find_phase(round_, name)
-    return phase.duration_s / round_.iterations if phase is not None else 0.0
-
-
-def _phase_metric(name: str) -> RoundMetric:
-    return RoundMetric(
-        "J",
-        partial(phase_energy, name),
-        NO_PHASES,
-        f"{name} ± u",
-        applies=lambda round_: find_phase(round_, name) is not None,
-        phase=name,
-        lacks=partial(_lacks_phase, name),
-    )
-
-
-def _phase_token_metric(name: str, count: Callable[[Round], int], missing: str, heading: str) -> RoundMetric:
-    return RoundMetric(
-        "J/token",
-        partial(_phase_per_token, name, count),
-        missing,
-        heading,
-        applies=lambda round_: find_phase(round_, name) is not None and count(round_) > 0,
-        phase=name,
-        lacks=partial(_lacks_phase, name),
-    )
-
-
-def _lacks_phase(name: str, round_: Round) -> str | None:
-    phase = find_phase(round_, name)
-    return phase.reason if phase is not None else f"no phase {name}"
-
-
-def _is_drafted(round_: Round) -> bool:
-    return round_.tokens is not None and round_.tokens.drafted is not None
-
-
-def _draft_acceptance(round_: Round) -> RoundValue | None:
+def _draft_acceptance(round_: Round) -> RoundValue | str:
     tokens = round_.tokens
-    if tokens is None or not tokens.drafted or tokens.accepted is None:
-        return None
+    if tokens is None or tokens.drafted is None:
+        return NO_DRAFTS
+    if not tokens.drafted or tokens.accepted is None:
+        return "no token was drafted"
     return RoundValue(tokens.accepted / tokens.drafted)
 
 
-def _has_tokens(round_: Round) -> bool:
-    return round_.tokens is not None and round_.tokens.output > 0
+def _phase(name: str, round_: Round) -> RoundValue | str:
+    phase = find_phase(round_, name)
+    return NO_PHASES if phase is None else phase_energy(round_, phase)
 
 
-def _input_tokens(round_: Round) -> int:
-    return round_.tokens.input if round_.tokens is not None else 0
+def _phase_per_token(
+    name: str, count: Callable[[Round], int], missing: str, round_: Round
+) -> RoundValue | str:
+    energy, tokens = _phase(name, round_), count(round_)
+    if isinstance(energy, str) or tokens <= 0:
+        return energy if isinstance(energy, str) else missing
+    # The energy is per iteration; the tokens are of all iterations.
+    return energy.scale(round_.iterations / tokens)
 
 
-def _has_input(round_: Round) -> bool:
-    return _input_tokens(round_) > 0
+def _phase_metrics(
+    name: str, tokens: str, count: Callable[[Round], int], missing: str
+) -> dict[str, RoundMetric]:
+    """Return the energy of a phase, and that over the tokens that it reads or writes."""
+    whole, each = partial(_phase, name), partial(_phase_per_token, name, count, missing)
+    shown = tokens.removeprefix("output ")
+    return {
+        f"{name}_energy_j": RoundMetric("J", whole, NO_PHASES, f"{name} ± u", phase=name, every=True),
+        f"{name}_energy_per_{tokens.replace(' ', '_')}_j": RoundMetric(
+            "J/token", each, NO_PHASES, f"{name} per {shown} ± u", phase=name, every=True
+        ),
+    }
 
 
 #: Every metric that is computed from rounds, in the order of the report.
 ROUND_METRICS: dict[str, RoundMetric] = {
     "energy_j": RoundMetric("J", _energy, heading="energy ± u"),
-    "energy_per_output_token_j": RoundMetric(
-        "J/token",
-        _per_token,
-        NO_OUTPUT,
-        "per token ± u",
-        applies=_has_tokens,
+    "energy_per_output_token_j": _per_count("J/token", output_tokens, NO_OUTPUT, "per token ± u"),
+    "energy_per_input_token_j": _per_count("J/token", _input_tokens, NO_INPUT, "per input token ± u"),
+    "energy_per_token_j": _per_count("J/token", _all_tokens, NO_INPUT, "per in+out token ± u"),
+    "energy_per_request_j": _per_count(
+        "J/request", lambda each: each.requests or 0, "the workload has no requests", "per request ± u"
     ),
-    "energy_per_input_token_j": RoundMetric(
-        "J/token", _per_input_token, NO_INPUT, "per input token ± u", applies=_has_input
-    ),
-    "energy_per_token_j": RoundMetric(
-        "J/token", _per_any_token, NO_INPUT, "per in+out token ± u", applies=_has_input
-    ),
-    "energy_per_request_j": RoundMetric(
-        "J/request",
-        _per_request,
-        "the workload has no requests",
-        "per request ± u",
-        applies=lambda round_: round_.requests is not None,
-    ),
-    "net_energy_j": RoundMetric("J", _net, "the idle power is unknown", "net energy ± u"),
+    "net_energy_j": RoundMetric("J", _net, heading="net energy ± u"),
     "mean_power_w": RoundMetric("W", _mean_power, heading="W ± u"),
-    "duration_s": RoundMetric("s", _duration, heading="s"),
-    "output_tokens_per_s": RoundMetric(
-        "token/s",
-        _throughput,
-        NO_OUTPUT,
-        "token/s",
-        "more",
-        applies=_has_tokens,
-    ),
+    "duration_s": RoundMetric("s", lambda each: RoundValue(each.duration_s / each.iterations), heading="s"),
+    "output_tokens_per_s": RoundMetric("token/s", _throughput, NO_OUTPUT, "token/s", "more"),
     "time_to_first_token_s": RoundMetric(
-        "s",
-        lambda round_: _exact(round_.time_to_first_token_s),
-        "no token timestamps",
-        "first token s",
-        applies=lambda round_: round_.time_to_first_token_s is not None,
+        "s", partial(_known, "time_to_first_token_s", NO_TIMES), NO_TIMES, "first token s"
     ),
     "inter_token_latency_s": RoundMetric(
-        "s",
-        lambda round_: _exact(round_.inter_token_latency_s),
-        "no token timestamps, or fewer than two tokens",
-        "inter token s",
-        applies=lambda round_: round_.inter_token_latency_s is not None,
+        "s", partial(_known, "inter_token_latency_s", NO_GAPS), NO_GAPS, "inter token s"
     ),
-    "prefill_energy_j": _phase_metric("prefill"),
-    "decode_energy_j": _phase_metric("decode"),
-    "prefill_energy_per_input_token_j": _phase_token_metric(
-        "prefill", _input_tokens, NO_INPUT, "prefill per input token ± u"
-    ),
-    "decode_energy_per_output_token_j": _phase_token_metric(
-        "decode", decode_tokens, "no sequence has a second output token", "decode per token ± u"
-    ),
+    **_phase_metrics("prefill", "input token", _input_tokens, NO_INPUT),
+    **_phase_metrics("decode", "output token", decode_tokens, "no sequence has a second output token"),
     **SERVED_METRICS,
     **GOODPUT_METRICS,
     "draft_acceptance_rate": RoundMetric(
-        "accepted/drafted",
-        _draft_acceptance,
-        "no token was drafted",
-        "accepted/drafted",
-        "more",
-        applies=_is_drafted,
-        optional=True,
+        "accepted/drafted", _draft_acceptance, NO_DRAFTS, "accepted/drafted", "more", optional=True
     ),
 }
 

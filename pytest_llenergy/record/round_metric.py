@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.record.base import Direction
@@ -14,6 +14,9 @@ from pytest_llenergy.record.round_statistics import RoundValue
 #: Shortest time that a clock measures (seconds). In a file, a round may have any duration.
 CLOCK_RESOLUTION_S = 1e-9
 
+#: Why a round has no energy of a part, and no rate.
+NO_ENERGY, NO_TIME = "the round has no energy", "the round took no time"
+
 
 @dataclass(frozen=True)
 class RoundMetric:
@@ -21,43 +24,33 @@ class RoundMetric:
 
     Attributes:
         unit: Unit of the metric.
-        value_of: Returns the value of one round; ``None`` if it is unavailable.
-        missing: Why a workload may not have the metric.
+        of: Returns the value of one round, or why it has none: ``needs`` if the metric does not apply to it.
+        needs: What work lacks to which the metric does not apply.
         heading: Heading of its column, with ``± u`` if its cells have the uncertainty; empty for its name.
         better: Direction that is better.
-        applies: Returns whether a round has what the metric needs, apart from joules.
         phase: Phase whose energy the metric describes, if any.
-        lacks: Returns what a round lacks that every valid round must have; ``None`` if it lacks nothing. A
-            median over only some rounds would be another metric.
+        every: Whether the test has a value only if every valid round has one. A median over only some rounds
+            would be another metric.
         pooled: Returns the metric of all valid rounds together and of how many values it is, if it is not the
             median over rounds.
         optional: Whether a test to which the metric does not apply leaves it out.
         source: How values are obtained that no meter reads for themselves.
-        needs: What a test lacks to which the metric does not apply, if that is not what ``missing`` says.
     """
 
     unit: str
-    value_of: Callable[[Round], RoundValue | None]
-    missing: str = "no valid round"
+    of: Callable[[Round], RoundValue | str]
+    needs: str = "no valid round"
     heading: str = ""
     better: Direction = "less"
-    applies: Callable[[Round], bool] = lambda _: True
     phase: str | None = None
-    lacks: Callable[[Round], str | None] | None = None
+    every: bool = False
     pooled: Callable[[Sequence[Round]], tuple[float, int]] | None = None
     optional: bool = False
-    needs: str = ""
     source: str | None = None
 
-    @property
-    def absent(self) -> str:
-        """Why a test does not have the metric if it does not apply."""
-        return self.needs or self.missing
-
-    @property
-    def is_rate(self) -> bool:
-        """Whether the metric is a count over a time."""
-        return self.unit.endswith("/s")
+    def applies(self, rounds: Iterable[Round]) -> bool:
+        """Return whether work has what the metric needs, such as tokens, apart from the meters."""
+        return any(self.of(each) != self.needs for each in rounds)
 
 
 @dataclass(frozen=True)
@@ -79,14 +72,27 @@ def is_valid(round_: Round) -> bool:
     return not any(flag.severity == "invalid" for flag in round_.flags)
 
 
-def joules(round_: Round, over: float) -> RoundValue | None:
-    """Return a round's energy (J) divided by ``over``; ``None`` if either is missing."""
+def joules(round_: Round, over: float = 1) -> RoundValue | str:
+    """Return a round's energy (J) divided by ``over``, or why it has none."""
     energy_j, u_j, u_absolute_j = round_.energy_j, round_.energy_u_j, round_.energy_u_absolute_j
-    if energy_j is None or u_j is None or u_absolute_j is None or not over:
-        return None
+    if energy_j is None or u_j is None or u_absolute_j is None:
+        return round_.reason or NO_ENERGY
     accuracy = math.sqrt(max(0.0, u_absolute_j**2 - u_j**2)) / over
     meter, unsampled, shape = _split_uncertainty(u_j, round_.terms)
     return RoundValue(energy_j / over, meter / over, unsampled / over, accuracy, round_.phase, shape / over)
+
+
+def part_of_energy(round_: Round, energy_j: float, meter: float, *rest: float) -> RoundValue | str:
+    """Return a part of a round's energy (J), which has the relative accuracy of the whole, or why not.
+
+    ``rest`` are its uncertainties ``unsampled`` and ``shape``, if any.
+    """
+    whole = joules(round_)
+    if isinstance(whole, str):
+        return whole
+    unsampled, shape = rest or (0.0, 0.0)
+    accuracy = whole.accuracy * energy_j / whole.value if whole.value else 0.0
+    return RoundValue(energy_j, meter, unsampled, accuracy, round_.phase, shape)
 
 
 def _split_uncertainty(u_j: float, terms: Terms | None) -> tuple[float, float, float]:
@@ -100,9 +106,9 @@ def _split_uncertainty(u_j: float, terms: Terms | None) -> tuple[float, float, f
     return math.sqrt(max(0.0, u_j**2 - terms.coverage_j**2 - shared**2)), terms.coverage_j, shared
 
 
-def rate(count: int, duration_s: float) -> RoundValue | None:
-    """Return a count over a time (1/s); ``None`` if the time is too short to be measured."""
-    return RoundValue(count / duration_s) if duration_s >= CLOCK_RESOLUTION_S else None
+def rate(count: int, duration_s: float) -> RoundValue | str:
+    """Return a count over a time (1/s)."""
+    return RoundValue(count / duration_s) if duration_s >= CLOCK_RESOLUTION_S else NO_TIME
 
 
 def find_phase(round_: Round, name: str) -> Phase | None:
@@ -110,12 +116,10 @@ def find_phase(round_: Round, name: str) -> Phase | None:
     return next((phase for phase in round_.phases if phase.name == name), None)
 
 
-def phase_energy(name: str, round_: Round) -> RoundValue | None:
-    """Return the energy of a phase for one iteration (J); ``None`` if it is unknown."""
-    phase, whole = find_phase(round_, name), joules(round_, 1)
-    if phase is None or phase.energy_j is None or phase.energy_u_j is None or whole is None:
-        return None
-    meter, unsampled, shape = _split_uncertainty(phase.energy_u_j, phase.terms)
-    accuracy = whole.accuracy * phase.energy_j / whole.value if whole.value else 0.0
-    value = RoundValue(phase.energy_j, meter, unsampled, accuracy, round_.phase, shape)
-    return value.scale(1 / round_.iterations)
+def phase_energy(round_: Round, phase: Phase) -> RoundValue | str:
+    """Return the energy of a phase for one iteration (J), or why it is unknown."""
+    if phase.energy_j is None or phase.energy_u_j is None:
+        return phase.reason or NO_ENERGY
+    parts = _split_uncertainty(phase.energy_u_j, phase.terms)
+    energy = part_of_energy(round_, phase.energy_j, *parts)
+    return energy if isinstance(energy, str) else energy.scale(1 / round_.iterations)

@@ -27,10 +27,13 @@ from functools import partial
 from itertools import accumulate
 from statistics import fmean
 
-from pytest_llenergy.record.record import Round
-from pytest_llenergy.record.round_metric import RoundMetric, find_phase, joules, phase_energy, rate
+from pytest_llenergy.record.record import Phase, Round
+from pytest_llenergy.record.round_metric import RoundMetric, find_phase, part_of_energy, phase_energy, rate
 from pytest_llenergy.record.round_statistics import RoundValue, percentile
 from pytest_llenergy.record.served import SATURATED, SHORT_LOAD
+
+#: Returns a metric of several rounds together, and of how many values it is.
+Pooled = Callable[[Sequence[Round]], tuple[float, int]]
 
 #: Percentiles of each latency.
 PERCENTILES = (50, 90, 99)
@@ -42,47 +45,41 @@ ATTRIBUTED = "attributed: the power of each moment is shared among the requests 
 
 NO_LOAD = "the test serves no load"
 NO_REQUESTS = "no request was served"
-NO_TIMES = "the times of the requests are unknown"
 UNKNOWN_CHUNKS = "the number of tokens in a chunk is unknown"
 ONE_TOKEN = "no request has two tokens"
 
 
-def _is_served(round_: Round) -> bool:
-    return round_.served is not None
-
-
-def _steady_per_token(round_: Round) -> RoundValue | None:
-    phase, energy = find_phase(round_, STEADY), phase_energy(STEADY, round_)
-    if phase is None or energy is None or not phase.output_tokens:
-        return None
-    # The energy is per iteration; the tokens are of all iterations.
-    return energy.scale(round_.iterations / phase.output_tokens)
-
-
-def _steady_throughput(round_: Round) -> RoundValue | None:
-    phase = find_phase(round_, STEADY)
-    if phase is None or phase.output_tokens is None:
-        return None
-    return rate(phase.output_tokens, phase.duration_s)
-
-
-def _lacks_steady(round_: Round) -> str | None:
+def _steady_phase(round_: Round) -> Phase | str:
+    """Return the steady state of a load whose tokens are known, or why there is none."""
+    if round_.served is None:
+        return NO_LOAD
     phase = find_phase(round_, STEADY)
     if phase is None:
-        reasons = [flag for flag in round_.flags if flag.name in (SATURATED, SHORT_LOAD)]
-        return f"{reasons[0].name}: {reasons[0].detail}" if reasons else "the load has no steady state"
-    return UNKNOWN_CHUNKS if phase.output_tokens is None else None
+        reasons = (
+            f"{flag.name}: {flag.detail}" for flag in round_.flags if flag.name in (SATURATED, SHORT_LOAD)
+        )
+        return next(reasons, "the load has no steady state")
+    return UNKNOWN_CHUNKS if phase.output_tokens is None else phase
 
 
-def _lacks_steady_energy(round_: Round) -> str | None:
-    lacking, phase = _lacks_steady(round_), find_phase(round_, STEADY)
-    if lacking is not None or phase is None:
-        return lacking
-    return phase.reason or (None if phase.output_tokens else "no tokens in the steady state")
+def _steady_per_token(round_: Round) -> RoundValue | str:
+    phase = _steady_phase(round_)
+    if isinstance(phase, str) or not phase.output_tokens:
+        return phase if isinstance(phase, str) else "no tokens in the steady state"
+    energy = phase_energy(round_, phase)
+    # The energy is per iteration; the tokens are of all iterations.
+    return energy if isinstance(energy, str) else energy.scale(round_.iterations / phase.output_tokens)
 
 
-def _request_throughput(round_: Round) -> RoundValue | None:
-    return rate(round_.requests, round_.duration_s) if _is_served(round_) and round_.requests else None
+def _steady_throughput(round_: Round) -> RoundValue | str:
+    phase = _steady_phase(round_)
+    return phase if isinstance(phase, str) else rate(phase.output_tokens or 0, phase.duration_s)
+
+
+def _request_throughput(round_: Round) -> RoundValue | str:
+    if round_.served is None:
+        return NO_LOAD
+    return rate(round_.requests, round_.duration_s) if round_.requests else NO_REQUESTS
 
 
 def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
@@ -91,18 +88,16 @@ def _latencies(column: str, rounds: Sequence[Round]) -> list[float]:
     return [value for values in served for value in values if value is not None]
 
 
-def _mean_latency(column: str, round_: Round) -> RoundValue | None:
-    latencies = _latencies(column, [round_])
-    return RoundValue(fmean(latencies)) if latencies else None
+def _mean_latency(round_: Round) -> RoundValue | str:
+    if round_.served is None:
+        return NO_LOAD
+    latencies = round_.served.end_to_end_latency_s
+    return RoundValue(fmean(latencies)) if latencies else NO_REQUESTS
 
 
 def _percentile(column: str, percent: int, rounds: Sequence[Round]) -> tuple[float, int]:
     latencies = _latencies(column, rounds)
     return (percentile(latencies, percent) if latencies else math.nan), len(latencies)
-
-
-def _lacks_times(round_: Round) -> str | None:
-    return None if _is_served(round_) else NO_TIMES
 
 
 def _gap_percentile(percent: int, rounds: Sequence[Round]) -> tuple[float, int]:
@@ -123,65 +118,37 @@ def _gap_percentile(percent: int, rounds: Sequence[Round]) -> tuple[float, int]:
     return low_s + (high_s - low_s) * part / 100, ends[-1]
 
 
-def _lacks_gaps(round_: Round) -> str | None:
-    if round_.served is None:
-        return NO_TIMES
-    return UNKNOWN_CHUNKS if round_.served.token_gaps is None else None
-
-
-def _of_round(pooled: Callable[[Sequence[Round]], tuple[float, int]], round_: Round) -> RoundValue | None:
+def _pooled(pooled: Pooled, missing: str, of_gaps: bool, round_: Round) -> RoundValue | str:
+    """Return what ``pooled`` returns for one round."""
+    if round_.served is None or (of_gaps and round_.served.token_gaps is None):
+        return NO_LOAD if round_.served is None else UNKNOWN_CHUNKS
     value, n = pooled([round_])
-    return RoundValue(value) if n else None
+    return RoundValue(value) if n else missing
 
 
-def _pooled_metric(
-    pooled: Callable[[Sequence[Round]], tuple[float, int]],
-    missing: str,
-    lacks: Callable[[Round], str | None],
-) -> RoundMetric:
-    return RoundMetric(
-        "s",
-        partial(_of_round, pooled),
-        missing,
-        applies=_is_served,
-        lacks=lacks,
-        pooled=pooled,
-        optional=True,
-        needs=NO_LOAD,
-    )
-
-
-def _percentiles(column: str, missing: str = NO_REQUESTS) -> dict[str, RoundMetric]:
+def _percentiles(latency: str, missing: str, *, of_gaps: bool = False) -> dict[str, RoundMetric]:
     """Return the percentiles of one latency by name: ``time_to_first_token_p50_s`` and so on."""
-    return {
-        f"{column.removesuffix('_s')}_p{percent}_s": _pooled_metric(
-            partial(_percentile, column, percent), missing, _lacks_times
+    metrics = {}
+    for percent in PERCENTILES:
+        pooled = partial(_gap_percentile if of_gaps else partial(_percentile, f"{latency}_s"), percent)
+        of = partial(_pooled, pooled, missing, of_gaps)
+        metrics[f"{latency}_p{percent}_s"] = RoundMetric(
+            "s", of, NO_LOAD, pooled=pooled, every=of_gaps, optional=True
         )
-        for percent in PERCENTILES
-    }
+    return metrics
 
 
-def _gap_percentiles() -> dict[str, RoundMetric]:
-    return {
-        f"inter_token_latency_p{percent}_s": _pooled_metric(
-            partial(_gap_percentile, percent), ONE_TOKEN, _lacks_gaps
-        )
-        for percent in PERCENTILES
-    }
-
-
-def _request_energy(percent: int, round_: Round) -> RoundValue | None:
-    found, whole = round_.request_energies, joules(round_, 1)
-    value = getattr(found, f"p{percent}_j", None)
-    if value is None or whole is None:
-        return None
-    accuracy = whole.accuracy * value / whole.value if whole.value else 0.0
-    return RoundValue(value, getattr(found, f"p{percent}_u_j") or 0.0, accuracy=accuracy)
-
-
-def _lacks_request_energy(round_: Round) -> str | None:
+def _request_energy(percent: int, round_: Round) -> RoundValue | str:
     found = round_.request_energies
-    return NO_TIMES if found is None else found.reason
+    value = getattr(found, f"p{percent}_j", None)
+    if found is None or value is None:
+        return NO_LOAD if found is None else found.reason or NO_REQUESTS
+    return part_of_energy(round_, value, getattr(found, f"p{percent}_u_j") or 0.0)
+
+
+def _energy_percentile(percent: int) -> RoundMetric:
+    of, heading = partial(_request_energy, percent), f"request p{percent} (attributed) ± u"
+    return RoundMetric("J/request", of, NO_LOAD, heading, every=True, optional=True, source=ATTRIBUTED)
 
 
 #: Every metric that only served loads have, in the order of the report.
@@ -189,58 +156,22 @@ SERVED_METRICS: dict[str, RoundMetric] = {
     "steady_energy_per_output_token_j": RoundMetric(
         "J/token",
         _steady_per_token,
-        heading="steady per token ± u",
-        applies=_is_served,
+        NO_LOAD,
+        "steady per token ± u",
         phase=STEADY,
-        lacks=_lacks_steady_energy,
+        every=True,
         optional=True,
-        needs=NO_LOAD,
     ),
     "steady_output_tokens_per_s": RoundMetric(
-        "token/s",
-        _steady_throughput,
-        heading="steady token/s",
-        better="more",
-        applies=_is_served,
-        lacks=_lacks_steady,
-        optional=True,
-        needs=NO_LOAD,
+        "token/s", _steady_throughput, NO_LOAD, "steady token/s", "more", every=True, optional=True
     ),
     "requests_per_s": RoundMetric(
-        "request/s",
-        _request_throughput,
-        NO_REQUESTS,
-        heading="request/s",
-        better="more",
-        applies=_is_served,
-        optional=True,
-        needs=NO_LOAD,
+        "request/s", _request_throughput, NO_LOAD, "request/s", "more", optional=True
     ),
-    **{
-        f"energy_per_request_p{percent}_j": RoundMetric(
-            "J/request",
-            partial(_request_energy, percent),
-            NO_REQUESTS,
-            heading=f"request p{percent} (attributed) ± u",
-            source=ATTRIBUTED,
-            applies=lambda round_: round_.request_energies is not None,
-            lacks=_lacks_request_energy,
-            optional=True,
-            needs=NO_LOAD,
-        )
-        for percent in PERCENTILES
-    },
-    "end_to_end_latency_s": RoundMetric(
-        "s",
-        partial(_mean_latency, "end_to_end_latency_s"),
-        NO_REQUESTS,
-        heading="end to end s",
-        applies=_is_served,
-        optional=True,
-        needs=NO_LOAD,
-    ),
-    **_percentiles("time_to_first_token_s"),
-    **_gap_percentiles(),
-    **_percentiles("time_per_output_token_s", ONE_TOKEN),
-    **_percentiles("end_to_end_latency_s"),
+    **{f"energy_per_request_p{percent}_j": _energy_percentile(percent) for percent in PERCENTILES},
+    "end_to_end_latency_s": RoundMetric("s", _mean_latency, NO_LOAD, "end to end s", optional=True),
+    **_percentiles("time_to_first_token", NO_REQUESTS),
+    **_percentiles("inter_token_latency", ONE_TOKEN, of_gaps=True),
+    **_percentiles("time_per_output_token", ONE_TOKEN),
+    **_percentiles("end_to_end_latency", NO_REQUESTS),
 }

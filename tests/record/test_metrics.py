@@ -179,7 +179,7 @@ def test_a_phase_resolved_in_only_some_rounds_has_no_value() -> None:
 def test_a_phase_that_some_rounds_do_not_have_has_no_value() -> None:
     without = msgspec.structs.replace(ROUNDS[0], phases=[])
     metric = compute_metrics([without, without, ROUNDS[1]], None)["prefill_energy_j"]
-    assert (metric.value, metric.reason) == (None, "2 of 3 rounds: no phase prefill")
+    assert (metric.value, metric.reason) == (None, "2 of 3 rounds: the workload has no phases")
 
 
 def test_invalid_rounds_are_left_out() -> None:
@@ -440,7 +440,8 @@ def test_the_metrics_of_tokens_do_not_depend_on_the_number_of_iterations() -> No
 def test_one_token_for_each_request_leaves_nothing_for_decode() -> None:
     metrics = compute_metrics([served_round(2)] * 3, None)
     assert metrics["decode_energy_per_output_token_j"].value is None
-    assert metrics["decode_energy_per_output_token_j"].reason == "no sequence has a second output token"
+    reason = "3 of 3 rounds: no sequence has a second output token"
+    assert metrics["decode_energy_per_output_token_j"].reason == reason
     assert metrics["prefill_energy_per_input_token_j"].value == pytest.approx(0.05)
     assert is_prefill_only([served_round(2)])
     assert is_prefill_only([served_round(0)])
