@@ -26,7 +26,6 @@ from pytest_llenergy.record.base import Direction
 from pytest_llenergy.record.comparison import OTHER_WORKLOAD
 from pytest_llenergy.record.custom_metrics import explain_bad_name, make_metric
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.metrics import ROUND_METRICS, compute_metrics, scale_metric, values_of_rounds
 from pytest_llenergy.record.record import CustomMetric, MeterInfo, Record, Round, WindowRecord
 from pytest_llenergy.record.report import SCHEMA_VERSION, Report, RunInfo, Source, Tool
@@ -227,7 +226,7 @@ def describe_startup(base: Record, head: Record) -> str | None:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(read_limited(path))
+        return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise PlanError(f"--value: {path}: not readable as JSON ({error})") from None
 

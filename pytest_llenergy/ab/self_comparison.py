@@ -29,7 +29,7 @@ from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import MALFORMED, Count, StoredStruct
 from pytest_llenergy.record.comparison import VERDICTS, Comparison
 from pytest_llenergy.record.defaults import MAX_FLOOR
-from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import PairedReport, Report
 from pytest_llenergy.record.text import one_line, short_test_name
 
@@ -174,7 +174,7 @@ def apply_floors(
 
 def _read(path: Path) -> list[LearnedFloor]:
     try:
-        return msgspec.json.decode(read_limited(path), type=list[LearnedFloor])
+        return msgspec.json.decode(path.read_bytes(), type=list[LearnedFloor])
     except FileNotFoundError:
         return []
     except (OSError, *MALFORMED) as error:

@@ -19,7 +19,7 @@ from pytest_llenergy.ab.repository import Repository
 from pytest_llenergy.ab.session import SessionFiles, Summary, Turn
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import cache_directory
-from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import Report, SideName
 from pytest_llenergy.report.store import check_creatable, read_report
 
@@ -162,6 +162,6 @@ def _prefix(root: Path) -> str:
 
 def _load_summary(files: SessionFiles) -> Summary | None:
     try:
-        return msgspec.json.decode(read_limited(files.summary), type=Summary)
+        return msgspec.json.decode(files.summary.read_bytes(), type=Summary)
     except FileNotFoundError:
         return None

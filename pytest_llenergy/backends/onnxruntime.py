@@ -24,7 +24,6 @@ from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -309,7 +308,7 @@ def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads(read_limited(directory / GENAI_CONFIG))["model"]
+    config: dict[str, Any] = json.loads((directory / GENAI_CONFIG).read_bytes())["model"]
     return config
 
 

@@ -24,7 +24,6 @@ from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -198,7 +197,7 @@ def _read_max_positions(model: ModelSource) -> int | None:
         limit = read_gguf_field(Path(model.location), "context_length")
     else:
         file = Path(model.location) / "config.json"
-        limit = json.loads(read_limited(file)).get("max_position_embeddings") if file.exists() else None
+        limit = json.loads(file.read_bytes()).get("max_position_embeddings") if file.exists() else None
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

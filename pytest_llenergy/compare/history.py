@@ -33,7 +33,7 @@ from pytest_llenergy.compare.rule import NEEDS_SESSIONS, Rule
 from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate, Sample, compare_samples
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.record.base import MALFORMED, Number, StoredStruct
-from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.metrics import ROUND_METRICS, round_values
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
@@ -189,7 +189,7 @@ def read_entries(root: Path) -> list[Entry]:
     found: list[Entry] = []
     for path in sorted(root.glob(f"{DEVICE_KEY}/[!.]*.jsonl")):
         try:
-            found += [msgspec.json.decode(line, type=Entry) for line in read_limited(path).splitlines()]
+            found += [msgspec.json.decode(line, type=Entry) for line in path.read_bytes().splitlines()]
         except (OSError, *MALFORMED) as error:
             raise ReportError(
                 f"{path}: broken, or of a newer pytest-llenergy ({error}); delete it, or upgrade"

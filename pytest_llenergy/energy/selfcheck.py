@@ -29,7 +29,7 @@ from pytest_llenergy.energy.timeouts import (
 )
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import StoredStruct, cache_directory
-from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.files import replace_file
 
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
@@ -336,6 +336,6 @@ class CheckCache:
 
 def _read(path: Path) -> _Entry | None:
     try:
-        return msgspec.json.decode(read_limited(path), type=_Entry)
+        return msgspec.json.decode(path.read_bytes(), type=_Entry)
     except (OSError, msgspec.DecodeError):
         return None

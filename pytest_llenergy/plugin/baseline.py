@@ -101,12 +101,12 @@ def _load_baseline(config: pytest.Config) -> StoredBaseline | None:
     if sent is not None:
         # The controller has already checked it.
         name, data = sent
-        report = decode_report_or_journal(data, name, lean=True)
+        report = decode_report_or_journal(data, name)
         return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
     source = option_source(config, "compare")
     path = _resolve_baseline(config, text)
     try:
-        report = read_report(path, lean=True)
+        report = read_report(path)
         records = select_last_attempts(report.records, str(path))
     except ReportError as error:
         raise usage_error(f"{source}={text}: {str(error).removeprefix(f'{text}: ')}") from None

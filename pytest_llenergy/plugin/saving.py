@@ -56,7 +56,7 @@ def read_saved(config: pytest.Config) -> SavedReport | None:
     if path is None or not path.exists():
         return None
     try:
-        records = select_last_attempts(read_report(path, lean=True).records, str(path))
+        records = select_last_attempts(read_report(path).records, str(path))
     except ReportError as error:
         source = f"{option_source(config, 'save')}={name}"
         raise usage_error(f"{source}: {error}; save under another name, or delete the file") from None

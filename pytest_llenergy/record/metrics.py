@@ -176,7 +176,12 @@ def compute_metrics(
             # Net energy may be zero or less. Gross energy is more than zero.
             gross = "J" in figure.unit and name != "net_energy_j"
             metrics[name] = summarize_rounds(
-                values, figure.unit, coverage, gross=gross, is_rate=figure.unit.endswith("/s"), added_to=added_to
+                values,
+                figure.unit,
+                coverage,
+                gross=gross,
+                is_rate=figure.unit.endswith("/s"),
+                added_to=added_to,
             )
             if figure.source is not None:
                 metrics[name] = msgspec.structs.replace(metrics[name], source=figure.source)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report files: one run, a lean view of it for comparisons, and the paired report of ``llenergy ab``.
+"""Report files: one run, and the paired report of ``llenergy ab``.
 
 Files are read strictly; their JSON Schema is published.
 """
@@ -7,16 +7,16 @@ Files are read strictly; their JSON Schema is published.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED, StoredStruct, pause_garbage_collection
-from pytest_llenergy.record.comparison import AppliedRule, Baseline, ComparedReports
+from pytest_llenergy.record.comparison import Baseline, ComparedReports
 from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.record import Record, Round, WindowRecord
+from pytest_llenergy.record.record import Record
 
 #: Version 1: first published format (0.1.0).
 SCHEMA_VERSION = 1
@@ -67,7 +67,6 @@ class Report(StoredStruct, frozen=True):
     baseline: Baseline | None = None
 
 
-AnyReport = TypeVar("AnyReport", bound=Report)
 Decoded = TypeVar("Decoded")
 
 
@@ -97,12 +96,8 @@ def decode_report(data: bytes, origin: str) -> Report:
     Raises:
         ReportError: If the data is not a report of a supported version.
     """
-    return _decode_as(Report, data, origin)
-
-
-def _decode_as(kind: type[AnyReport], data: bytes, origin: str) -> AnyReport:
     try:
-        report = _decode_strictly(kind, data)
+        report = _decode_strictly(Report, data)
     except MALFORMED as error:
         raise _decode_error(data, origin, error) from None
     _check_version(report.schema_version, origin)
@@ -154,59 +149,6 @@ def _build_schema(kind: type[StoredStruct], what: str) -> dict[str, Any]:
         "title": f"pytest-llenergy {what}, schema version {SCHEMA_VERSION}",
         **msgspec.json.schema(kind),
     }
-
-
-# The lean view keeps what comparisons need, in half of the memory. It has the same fields, and refuses
-# unknown ones, but does not decode the contents of those marked ``_Unread``: hence the ignored assignments.
-# Lean records cannot be encoded again.
-
-
-class _Unread(msgspec.Struct, frozen=True, gc=False):
-    """Any object, without its contents."""
-
-
-class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
-    value: float | None
-    unit: str
-    # Of custom metrics, which have no rounds.
-    uncertainty: float | None = None
-
-
-class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
-    metric: str = ""
-    gated: bool = False
-    from_mark: bool = False
-    rule: AppliedRule | None = None
-
-
-class _LeanRound(Round, frozen=True):
-    by_domain: _Unread = _Unread()  # type: ignore[assignment]
-
-
-class _LeanWindow(WindowRecord, frozen=True):
-    by_domain: _Unread = _Unread()  # type: ignore[assignment]
-
-
-class _LeanRecord(Record, frozen=True):
-    extra_info: _Unread = _Unread()  # type: ignore[assignment]
-    procedure: _Unread | None = None  # type: ignore[assignment]
-    rounds: list[_LeanRound] = []  # type: ignore[assignment]
-    windows: list[_LeanWindow] = []  # type: ignore[assignment]
-    metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
-    comparisons: list[_LeanComparison] = []  # type: ignore[assignment]
-
-
-class _LeanReport(Report, frozen=True):
-    records: list[_LeanRecord]  # type: ignore[assignment]
-
-
-def decode_lean_report(data: bytes, origin: str) -> Report:
-    """Decode a report without what comparisons do not need.
-
-    Raises:
-        ReportError: As for ``decode_report``.
-    """
-    return cast(Report, _decode_as(_LeanReport, data, origin))
 
 
 class Session(StoredStruct, frozen=True):

@@ -19,7 +19,6 @@ from urllib.parse import quote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from pytest_llenergy.errors import ForgeError, OutdatedRunError
-from pytest_llenergy.record.files import read_limited
 from pytest_llenergy.record.text import one_line
 
 #: One request to the forge.
@@ -250,7 +249,7 @@ def _find_pull_request(environ: Mapping[str, str], number: int | None) -> tuple[
 
 def _load_event(environ: Mapping[str, str]) -> Any:
     path = environ.get("GITHUB_EVENT_PATH")
-    return json.loads(read_limited(Path(path))) if path else {}
+    return json.loads(Path(path).read_bytes()) if path else {}
 
 
 def _find_number(forge: Forge, repository: str, environ: Mapping[str, str]) -> int:

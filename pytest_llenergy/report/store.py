@@ -26,13 +26,12 @@ from pytest_llenergy.compare.timings import decode_timings, is_timings, join_ses
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED
 from pytest_llenergy.record.comparison import ComparedReports
-from pytest_llenergy.record.files import read_limited, replace_file
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import (
     SCHEMA_VERSION,
     PairedReport,
     Report,
-    decode_lean_report,
     decode_paired_report,
     decode_report,
     encode_report,
@@ -152,27 +151,24 @@ def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id:
     return path
 
 
-def read_report(path: Path, *, lean: bool = False) -> Report:
-    """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session.
-
-    ``lean`` leaves out what comparisons do not need, see ``record.report.decode_lean_report``.
-    """
+def read_report(path: Path) -> Report:
+    """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session."""
     # Unlike Path.is_dir, False for a name that is too long, which read_file reports.
     if os.path.isdir(path):  # noqa: PTH112
         files = [(str(each), read_file(each)) for each in sorted(path.glob("*.json"))]
         if not files or not all(is_timings(data) for _, data in files):
             raise ReportError(f"{path}: a folder, which must hold only sessions of pytest-benchmark as JSON")
         return join_sessions(files)
-    return decode_report_or_journal(read_file(path), str(path), lean=lean)
+    return decode_report_or_journal(read_file(path), str(path))
 
 
-def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
+def decode_report_or_journal(data: bytes, name: str) -> Report:
     """Decode a journal if ``name`` has its suffix, else a report, or raise ``ReportError``."""
     if name.endswith(JOURNAL_SUFFIX):
         return _decode_journal(data, name)
     if is_timings(data):
         return decode_timings(data, name)
-    return decode_lean_report(data, name) if lean else decode_report(data, name)
+    return decode_report(data, name)
 
 
 def read_paired_report(path: Path) -> PairedReport:
@@ -200,7 +196,7 @@ def read_report_or_paired(path: Path) -> Report | PairedReport:
 def read_file(path: Path) -> bytes:
     """Read a file, or raise ``ReportError``."""
     try:
-        return read_limited(path)
+        return path.read_bytes()
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror}") from None
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +23,6 @@ DAMAGES: dict[str, Callable[[Path, bytes], object]] = {
     "newer": lambda path, _: path.write_bytes(b'{"schema_version": 999}\n'),
     "another page": lambda path, _: path.write_bytes(b"<!doctype html><title>404</title>\n"),
     "a directory": lambda path, _: _replace(path, Path.mkdir),
-    "a pipe": lambda path, _: _replace(path, os.mkfifo),
 }
 
 

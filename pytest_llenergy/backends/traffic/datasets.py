@@ -24,7 +24,6 @@ from pytest_llenergy.backends.traffic.requests import (
     shorten,
 )
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.files import read_limited
 
 KINDS = (".jsonl", ".json", ".csv")
 
@@ -105,7 +104,7 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Any]]:
     if kind not in KINDS:
         raise LLEnergyError(f"needs a file that ends in {', '.join(KINDS)}")
     try:
-        data = read_limited(path).removeprefix(b"\xef\xbb\xbf")
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise LLEnergyError(f"cannot be read: {error.strerror}") from None
     if kind == ".csv":
