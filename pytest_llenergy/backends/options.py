@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
+from pytest_llenergy.backends.secrets import find_secret, is_secret
 from pytest_llenergy.backends.tasks import GenerationParams, Positive
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.record.secrets import find_secret, is_secret
 
 #: Load options that mean the same in every backend that declares them. A backend that does not declare one
 #: refuses it, even if its library has an option of that name.

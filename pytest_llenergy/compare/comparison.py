@@ -46,12 +46,12 @@ from pytest_llenergy.record.comparison import (
     ReportSource,
     Verdict,
 )
+from pytest_llenergy.record.custom_metrics import PER_JOULE
 from pytest_llenergy.record.goodput import GOODPUT_METRICS
 from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_prefill_only, values_of_rounds
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.round_metric import is_energy_unit
-from pytest_llenergy.record.scoring import PER_JOULE
 
 #: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
 #: reads them, otherwise the third.

@@ -10,10 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from pytest_llenergy.record.comparison import OUTPUTS_DIFFER, Comparison
+from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.defaults import AGREEMENT
 from pytest_llenergy.record.outputs import agreement_of
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.scoring import ACCURACY
 
 
 def check_outputs(comparison: Comparison, base: Record, head: Record, *, judge: bool) -> Comparison:

@@ -25,7 +25,7 @@ from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.hosts.timeouts import DESCRIBE_TIMEOUT_S
 from pytest_llenergy.ranks.plan import HostDevices
 from pytest_llenergy.ranks.pool import RankPool
-from pytest_llenergy.record.environment import Environment, describe_unlike, is_same_boot
+from pytest_llenergy.record.environment import Environment, hardware_facts, is_same_boot
 from pytest_llenergy.record.record import Flag
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
@@ -351,3 +351,30 @@ class GangKeeper:
             if self._timer is threading.current_thread():
                 self._timer = None
                 self._give_back()
+
+
+def describe_unlike(hosts: Mapping[str, Environment]) -> str:
+    """Describe how hosts of a cluster differ in hardware and software, on one line; "" if they do not.
+
+    Args:
+        hosts: The hosts by name.
+    """
+    facts = {
+        name: {
+            **hardware_facts(each),
+            "system": each.host.system,
+            "driver": each.driver or "none",
+            "Python": each.python,
+            **each.packages,
+        }
+        for name, each in hosts.items()
+    }
+    lines = []
+    for fact in dict.fromkeys(fact for each in facts.values() for fact in each):
+        owners: dict[str, list[str]] = {}
+        for name, each in facts.items():
+            owners.setdefault(each.get(fact, "none"), []).append(name)
+        if len(owners) > 1:
+            values = (f"{value} ({', '.join(names)})" for value, names in owners.items())
+            lines.append(f"{fact}: {', '.join(values)}")
+    return "; ".join(lines)

@@ -12,8 +12,10 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.window import Window
 from pytest_llenergy.measure.experiment import Experiment
+from pytest_llenergy.plugin.scoring import accuracy_metrics
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import (
     BackendInfo,
@@ -25,7 +27,6 @@ from pytest_llenergy.record.record import (
     Parallel,
     RankInfo,
 )
-from pytest_llenergy.record.scoring import ACCURACY, accuracy_metrics
 
 if TYPE_CHECKING:
     from pytest_llenergy.hosts.gangs import GangLease

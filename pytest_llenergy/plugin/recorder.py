@@ -19,9 +19,11 @@ from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.plugin.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, Draft, draft_of
 from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.plan import record_params, source_digest
+from pytest_llenergy.plugin.scoring import check_scores
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.xdist import record_id, worker_input_of
 from pytest_llenergy.record.base import Status
+from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.record import (
     Flag,
     MeterInfo,
@@ -33,7 +35,6 @@ from pytest_llenergy.record.record import (
     kind_of_energy,
     without_host,
 )
-from pytest_llenergy.record.scoring import ACCURACY, check_scores
 from pytest_llenergy.record.text import escape_invisible, escape_surrogates, one_line, shorten
 
 if TYPE_CHECKING:

@@ -17,12 +17,15 @@ from typing import get_args
 import msgspec
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.base import Direction
+from pytest_llenergy.record.base import LARGEST, Direction
 from pytest_llenergy.record.defaults import FACT_COLUMNS, NAME_SORT_KEYS
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import CustomMetric, Metric, Record
 from pytest_llenergy.record.round_statistics import half_student
 from pytest_llenergy.record.text import one_line, shorten
+
+#: Names of the metrics of scores, which the plugin itself adds.
+ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
@@ -128,29 +131,20 @@ def listed(values: object) -> list[object] | None:
 
 
 def as_number(value: object) -> float:
-    """Return a number, or a tensor that holds one, as a float; NaN for anything else.
-
-    Raises:
-        OverflowError: The number is larger than a float can be.
-    """
+    """Return a number, or a tensor that holds one, as a float; NaN for anything else."""
     if isinstance(value, str | bytes):
         return math.nan
     # torch warns of a loss that it may still differentiate.
     detach = getattr(value, "detach", None)
     try:
         return float(detach() if callable(detach) else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
 def _number(name: str, value: object, argument: str = "") -> float:
-    try:
-        number = as_number(value)
-    except OverflowError:
-        # Its digits would fill many lines.
-        found = argument or "a value "
-        raise LLEnergyError(f"metric {name}: {found}is larger than a number of 64 bits can be") from None
-    if not abs(number) <= 1e30:
+    number = as_number(value)
+    if not abs(number) <= LARGEST:
         raise LLEnergyError(f"metric {name}: {argument}{show(value)} is not a finite number")
     return number
 
@@ -190,6 +184,8 @@ def join_custom(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str,
     Each session is one value, in the order of the records. A metric that a session lacks has no value, but a
     reason: the mean of the others would hide why.
     """
+    if len(records) == 1:
+        return {name: records[0].metrics[name] for name in records[0].custom}, dict(records[0].custom)
     metrics, custom = {}, {}
     for name, each in custom_metrics_of(records).items():
         found = [record.metrics[name] for record in records if name in record.metrics]
@@ -201,11 +197,8 @@ def join_custom(records: Sequence[Record]) -> tuple[dict[str, Metric], dict[str,
                 reason = f"sessions have {name} in {' and in '.join(units)}"
             metrics[name] = Metric(value=None, unit=found[0].unit, reason=reason, source=found[0].source)
             custom[name] = CustomMetric(better=each.better)
-            continue
-        alone = found[0].uncertainty if len(values) == 1 else None
-        metrics[name], custom[name] = make_metric(
-            name, values, unit=found[0].unit, better=each.better, uncertainty=alone, source=found[0].source
-        )
-        if len(values) == 1:
-            custom[name] = each
+        else:
+            metrics[name], custom[name] = make_metric(
+                name, values, unit=found[0].unit, better=each.better, source=found[0].source
+            )
     return metrics, custom

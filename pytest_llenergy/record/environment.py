@@ -115,33 +115,6 @@ def describe_differences(one: Environment, other: Environment) -> str:
     return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
 
 
-def describe_unlike(hosts: Mapping[str, Environment]) -> str:
-    """Describe how hosts of a cluster differ in hardware and software, on one line; "" if they do not.
-
-    Args:
-        hosts: The hosts by name.
-    """
-    facts = {
-        name: {
-            **hardware_facts(each),
-            "system": each.host.system,
-            "driver": each.driver or "none",
-            "Python": each.python,
-            **each.packages,
-        }
-        for name, each in hosts.items()
-    }
-    lines = []
-    for fact in dict.fromkeys(fact for each in facts.values() for fact in each):
-        owners: dict[str, list[str]] = {}
-        for name, each in facts.items():
-            owners.setdefault(each.get(fact, "none"), []).append(name)
-        if len(owners) > 1:
-            values = (f"{value} ({', '.join(names)})" for value, names in owners.items())
-            lines.append(f"{fact}: {', '.join(values)}")
-    return "; ".join(lines)
-
-
 #: Where Linux has its identifier of a boot.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

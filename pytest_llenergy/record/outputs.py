@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of the outputs of greedy work, to tell whether two runs produced the same tokens.
+"""Digests of prompts, and of the outputs of greedy work, to tell whether two runs produced the same tokens.
 
 Token ids could be turned back into text. The digests are therefore keyed by the prompts, which reports do not
 contain: without them nobody can try what text gives a digest.
@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 #: Most tokens of a record that have a digest. Each takes two characters.
 MAX_TOKENS = 4096
 
 #: Bytes of a digest for each token. One token in 256 after the first that differs looks equal.
 DIGEST_BYTES = 1
+
+
+def digest_prompts(prompts: Iterable[str]) -> str:
+    """Return the first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list.
+
+    Prompts themselves stay out of reports, since they may be private.
+    """
+    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]
 
 
 def digest_outputs(prompts: Sequence[str], token_ids: Sequence[Sequence[int]]) -> list[str]:

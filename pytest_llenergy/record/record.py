@@ -412,7 +412,7 @@ class BackendInfo(StoredStruct, frozen=True):
     """The backend that ran, and its settings.
 
     ``task`` is its task and ``generation`` the task's parameters; ``prompts_digest`` comes from
-    ``record.prompts.digest_prompts``. They are None or empty for other work. ``precision`` is None in reports
+    ``record.outputs.digest_prompts``. They are None or empty for other work. ``precision`` is None in reports
     of versions that did not record it.
     """
 

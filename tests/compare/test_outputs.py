@@ -11,10 +11,10 @@ import pytest
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import DEFAULT_RULE
+from pytest_llenergy.plugin.scoring import accuracy_metrics
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.outputs import digest_outputs
 from pytest_llenergy.record.record import BackendInfo, Record
-from pytest_llenergy.record.scoring import accuracy_metrics
 
 from .runs import record_of, report_of, scaled
 

@@ -164,9 +164,9 @@ def pytest_llenergy_score(item, result):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1.0]", "pytest_llenergy_score: 1 score for 2 outputs; return one for each"),
-        ("(1.0 for _ in range(3))", "pytest_llenergy_score: 3 scores for 2 outputs; return one for each"),
-        ("1.0", "pytest_llenergy_score returned 1.0, needs a list with a score for each output"),
+        ("[1.0]", "pytest_llenergy_score: 1 for 2 outputs; give one for each"),
+        ("(1.0 for _ in range(3))", "pytest_llenergy_score: 3 for 2 outputs; give one for each"),
+        ("1.0", "pytest_llenergy_score: 1.0 is no list; give one for each output"),
         ("[1.0, 'b']", "score: 'b' is not a number from 0 to 1"),
     ],
 )

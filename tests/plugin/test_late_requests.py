@@ -106,7 +106,7 @@ def setup(request): return request.getfixturevalue("prompts")[:100]
 def test_setup(setup): pass
 
 def test_call(request):
-    from pytest_llenergy.record.prompts import Prompts
+    from pytest_llenergy.plugin.prompts import Prompts
     Prompts()[:100]
 
 @pytest.fixture

@@ -95,7 +95,6 @@ def test_no_built_in_name_is_free() -> None:
         ({"value": ["x" * 99]}, f"'{'x' * 29}…{'x' * 28}' is not a finite number"),
         ({"uncertainty": -1}, "uncertainty is -1, needs 0 or more"),
         ({"uncertainty": math.nan}, "uncertainty nan is not a finite number"),
-        ({"uncertainty": 10**400}, "uncertainty is larger than a number of 64 bits can be"),
         ({"value": [1, 2], "uncertainty": 0.1}, "the uncertainty of 2 values comes from their scatter"),
         ({"unit": "x" * 25}, f"unit is {'x' * 25!r}, needs a short text, such as ms"),
         ({"unit": "a\nb"}, "unit is 'a\\nb', needs a short text, such as ms"),

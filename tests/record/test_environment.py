@@ -6,7 +6,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_llenergy.record.environment import Environment, describe_unlike, environment_key
+from pytest_llenergy.hosts.gangs import describe_unlike
+from pytest_llenergy.record.environment import Environment, environment_key
 from pytest_llenergy.record.report import decode_report, encode_report
 
 from .reports import BOARD, HOST, REPORT

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pytest_llenergy.backends.secrets import hide_keys
 from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Stream
 from pytest_llenergy.backends.server.events import iterate_events, join_texts, parse_json
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.secrets import hide_keys
 from pytest_llenergy.record.timeline import RequestTimeline
 
 END_OF_STREAM = b"[DONE]"

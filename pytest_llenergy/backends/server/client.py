@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from pytest_llenergy.backends.secrets import hide_keys
 from pytest_llenergy.backends.server.events import parse_json
 from pytest_llenergy.backends.timeouts import END_WAIT_S, REQUEST_TIMEOUT_S
-from pytest_llenergy.record.secrets import hide_keys
 
 if TYPE_CHECKING:
     import aiohttp

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_llenergy.backends.secrets import hide_keys
 from pytest_llenergy.backends.server.answers import (
     Answer,
     FailedRequestError,
@@ -33,7 +34,6 @@ from pytest_llenergy.backends.timeouts import (
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.record.secrets import hide_keys
 
 MODELS_PATH = "/v1/models"
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_llenergy.backends.secrets import hide_keys, remember_keys
 from pytest_llenergy.backends.server import is_url
 from pytest_llenergy.backends.server.settings import Address, parse_local_url
 from pytest_llenergy.backends.timeouts import (
@@ -24,7 +25,6 @@ from pytest_llenergy.backends.timeouts import (
     TERMINATE_TIMEOUT_S,
 )
 from pytest_llenergy.errors import BackendError, ServerError
-from pytest_llenergy.record.secrets import hide_keys, remember_keys
 
 if TYPE_CHECKING:
     import psutil

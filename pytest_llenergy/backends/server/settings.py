@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pytest_llenergy.backends.secrets import remember_key
 from pytest_llenergy.backends.server import KEY_ENV
 from pytest_llenergy.backends.timeouts import SERVER_START_TIMEOUT_S
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.secrets import remember_key
 
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"

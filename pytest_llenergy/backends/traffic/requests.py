@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from pytest_llenergy.errors import BackendError, LLEnergyError
-from pytest_llenergy.record.prompts import digest_prompts
+from pytest_llenergy.record.outputs import digest_prompts
 
 #: Largest number that is accepted: what 64 bits hold.
 MOST = 2**63 - 1

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.prompts import DEFAULT_PROMPTS, Prompts, digest_prompts
+from pytest_llenergy.plugin.prompts import DEFAULT_PROMPTS, Prompts
+from pytest_llenergy.record.outputs import digest_prompts
 
 
 def test_a_slice_within_the_set_holds_its_prompts() -> None:

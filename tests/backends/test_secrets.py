@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_llenergy.record.secrets import find_secret, hide_keys, is_secret, remember_keys
+from pytest_llenergy.backends.secrets import find_secret, hide_keys, is_secret, remember_keys
 
 
 def test_credentials_are_told_from_the_tokens_of_models() -> None:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small set of prompts that ships with the plugin, and digests of prompts."""
+"""The small set of prompts that ships with the plugin."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable
 from typing import SupportsIndex, overload
 
 from pytest_llenergy.errors import LLEnergyError
@@ -47,11 +44,3 @@ class Prompts(tuple[str, ...]):
                 "that returns more"
             )
         return Prompts(super().__getitem__(index))
-
-
-def digest_prompts(prompts: Iterable[str]) -> str:
-    """Return the first 16 hexadecimal digits of SHA-256 over the prompts as a JSON list.
-
-    Prompts themselves stay out of reports, since they may be private.
-    """
-    return hashlib.sha256(json.dumps(list(prompts)).encode()).hexdigest()[:16]

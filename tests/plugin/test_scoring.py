@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.plugin.scoring import accuracy_metrics, exact_match, score_outputs
 from pytest_llenergy.record.record import Metric
-from pytest_llenergy.record.scoring import accuracy_metrics, exact_match, score_outputs
 
 ENERGY = Metric(value=4.0, unit="J", uncertainty=0.2, uncertainty_absolute=0.4, n=6)
 
@@ -92,11 +92,10 @@ def test_references_may_come_from_any_iterable() -> None:
 @pytest.mark.parametrize(
     ("references", "scorer", "message"),
     [
-        (["a"], "exact_match", "score: 1 reference for 2 outputs; give one for each"),
-        ("ab", "exact_match", "score: 1 reference for 2 outputs; give one for each"),
-        (iter("abc"), "exact_match", "score: 3 references for 2 outputs; give one for each"),
-        (None, "exact_match", "score: references is None, needs a list with one for each output"),
-        (3, "exact_match", "score: references is 3, needs a list with one for each output"),
+        (["a"], "exact_match", "references: 1 for 2 outputs; give one for each"),
+        (iter("abc"), "exact_match", "references: 3 for 2 outputs; give one for each"),
+        ("ab", "exact_match", "references: 'ab' is no list; give one for each output"),
+        (None, "exact_match", "references: None is no list; give one for each output"),
         ([[], ["6"]], "exact_match", "score: output 0 has no reference; give at least one for each"),
         (["a", ()], "exact_match", "score: output 1 has no reference; give at least one for each"),
         (["a", "b"], "bleu", "score: scorer is 'bleu', needs a function or \"exact_match\""),

@@ -9,12 +9,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record.custom_metrics import as_number, listed, make_metric, show
+from pytest_llenergy.record.custom_metrics import ACCURACY, PER_JOULE, as_number, listed, make_metric, show
 from pytest_llenergy.record.metrics import scale_metric
 from pytest_llenergy.record.record import CustomMetric, Metric
-
-#: Names of the metrics.
-ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 
 #: Scores one output against one reference, of any type, from 0 (wrong) to 1 (right).
 Scorer = Callable[[str, Any], float]
@@ -25,68 +22,48 @@ def exact_match(output: str, reference: object) -> float:
     return float(output.strip() == str(reference).strip())
 
 
-def find_scorer(scorer: Scorer | str) -> Scorer:
-    """Return a scorer: a function, or ``"exact_match"``; otherwise raise ``LLEnergyError``."""
-    if callable(scorer):
-        return scorer
-    if scorer == "exact_match":
-        return exact_match
-    raise LLEnergyError(f'score: scorer is {scorer!r}, needs a function or "exact_match"')
-
-
 def score_outputs(outputs: Sequence[str], references: Iterable[object], scorer: Scorer | str) -> list[float]:
     """Return the score of each output; of a list or tuple of references for an output, the best counts.
 
     Raises:
         LLEnergyError: There are more or fewer references than outputs, none for an output, or no such scorer.
     """
-    given = listed(references)
-    if given is None and not isinstance(references, str):
-        raise LLEnergyError(f"score: references is {show(references)}, needs a list with one for each output")
-    if given is None or len(given) != len(outputs):
-        raise LLEnergyError(
-            f"score: {_count(given, 'reference')} for {len(outputs)} outputs; give one for each"
-        )
-    score = find_scorer(scorer)
-    choices = [each if isinstance(each, list | tuple) else [each] for each in given]
-    for place, choice in enumerate(choices):
-        if not choice:
+    if not callable(scorer) and scorer != "exact_match":
+        raise LLEnergyError(f'score: scorer is {scorer!r}, needs a function or "exact_match"')
+    score = scorer if callable(scorer) else exact_match
+    found = []
+    for place, (output, each) in enumerate(
+        zip(outputs, _one_each("references", references, outputs), strict=True)
+    ):
+        choices = each if isinstance(each, list | tuple) else [each]
+        if not choices:
             raise LLEnergyError(f"score: output {place} has no reference; give at least one for each")
-    return [
-        max(score(output, each) for each in choice) for output, choice in zip(outputs, choices, strict=True)
-    ]
+        found.append(max(score(output, choice) for choice in choices))
+    return found
 
 
 def check_scores(scores: object, outputs: Sequence[str] | None) -> list[float]:
-    """Return what a hook gave as scores, as a list.
+    """Return what a hook gave as scores, as a list, or raise ``LLEnergyError``.
 
     Args:
         scores: The scores, in any iterable.
         outputs: The outputs, each of which must have one; None if the measured call returned no texts.
-
-    Raises:
-        LLEnergyError: They are no list of scores, or there are more or fewer than outputs.
     """
-    hook, given = "pytest_llenergy_score", listed(scores)
+    return list(map(_score, _one_each("pytest_llenergy_score", scores, outputs)))
+
+
+def _one_each(who: str, values: object, outputs: Sequence[str] | None) -> list[object]:
+    """Return values as a list, of which each output must have one."""
+    given = listed(values)
     if given is None:
-        raise LLEnergyError(f"{hook} returned {show(scores)}, needs a list with a score for each output")
+        raise LLEnergyError(f"{who}: {show(values)} is no list; give one for each output")
     if outputs is not None and len(given) != len(outputs):
-        raise LLEnergyError(
-            f"{hook}: {_count(given, 'score')} for {len(outputs)} outputs; return one for each"
-        )
-    return [_score(each) for each in given]
-
-
-def _count(given: Sequence[object] | None, noun: str) -> str:
-    count = 1 if given is None else len(given)
-    return f"{count} {noun}{'s' if count != 1 else ''}"
+        raise LLEnergyError(f"{who}: {len(given)} for {len(outputs)} outputs; give one for each")
+    return given
 
 
 def _score(value: object) -> float:
-    try:
-        number = as_number(value)
-    except OverflowError:
-        number = math.inf
+    number = as_number(value)
     if not 0 <= number <= 1:
         raise LLEnergyError(f"score: {show(value)} is not a number from 0 to 1")
     return number
