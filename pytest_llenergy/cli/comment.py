@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 #: Name of the comparison in the folder of a job.
 FILE = "energy.json"
 
-#: In place of a job's name where no job has a result.
-NO_JOB = "-"
-
 #: Most jobs that comment on one pull request.
 MAX_JOBS = 20
 
@@ -73,20 +70,18 @@ def run(args: argparse.Namespace) -> int:
         )
     ci = find_run(os.environ, other_job=of_jobs)
     bodies = _render_folder(folder, ci) if of_jobs else [_render_file(args.file, args.key or ci.job, ci)]
-    otherwise = _render_missing(NO_JOB, ci) if of_jobs else ""
     if args.dry_run:
-        print_data("\n".join(bodies) or otherwise, end="")
+        print_data("\n".join(bodies), end="")
         return 0
 
     def outdated(marker: str) -> str | None:
         start = marker_of(ci.workflow)
         if not of_jobs or not marker.startswith(start):
             return None
-        job = marker.removeprefix(start).removesuffix(" -->")
-        return "" if job == NO_JOB and bodies else _render_missing(job, ci)
+        return _render_missing(marker.removeprefix(start).removesuffix(" -->"), ci)
 
     try:
-        for done, url in post_comments(os.environ, bodies, args.number, outdated, otherwise):
+        for done, url in post_comments(os.environ, bodies, args.number, outdated):
             print(f"{done} {url}")
     except OutdatedRunError as error:
         print_message("comment", f"no comment: {error}")
@@ -113,8 +108,7 @@ def _render_folder(folder: Path, ci: CiRun) -> list[str]:
 def _render_missing(job: str, ci: CiRun) -> str:
     from pytest_llenergy.report.pr_comment import render_missing
 
-    context = _context(ci, job)
-    return render_missing(replace(context, job="") if job == NO_JOB else context, ci.commit)
+    return render_missing(_context(ci, job), ci.commit)
 
 
 def _render_file(name: str, job: str, ci: CiRun) -> str:

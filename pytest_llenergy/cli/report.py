@@ -34,8 +34,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--sort",
         metavar="KEY",
-        help="sort by name, fullname or a metric, or by -METRIC for the largest first; without it: in the "
-        "order of the run",
+        help="sort by a metric, or by -METRIC for the largest first (default: in the order of the run)",
     )
     parser.add_argument(
         "-v",

@@ -18,7 +18,7 @@ import msgspec
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.record.base import LARGEST, Direction
-from pytest_llenergy.record.defaults import FACT_COLUMNS, NAME_SORT_KEYS
+from pytest_llenergy.record.defaults import FACT_COLUMNS
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import CustomMetric, Metric, Record
 from pytest_llenergy.record.round_statistics import half_student
@@ -30,9 +30,8 @@ ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,79}")
 
-#: Names that mean something else where metrics are named: other columns, the first of which names the test,
-#: and keys that sort.
-RESERVED = frozenset({"test", *FACT_COLUMNS, *NAME_SORT_KEYS})
+#: Names that mean something else where metrics are named: other columns, the first of which names the test.
+RESERVED = frozenset({"test", *FACT_COLUMNS})
 
 #: Names that are more alike than this differ by a slip.
 TOO_SIMILAR = 0.85

@@ -38,6 +38,5 @@ SAVED = ".llenergy"
 #: The default model on the Hugging Face hub.
 MODEL_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-#: Columns of the summary that are no metrics; keys that sort tests besides metrics.
+#: Columns of the summary that are no metrics.
 FACT_COLUMNS = ("backend", "model", "device", "meter", "rounds", "types")
-NAME_SORT_KEYS = ("name", "fullname")

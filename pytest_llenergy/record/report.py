@@ -96,34 +96,18 @@ def decode_report(data: bytes, origin: str) -> Report:
     Raises:
         ReportError: If the data is not a report of a supported version.
     """
-    try:
-        report = _decode_strictly(Report, data)
-    except MALFORMED as error:
-        raise _decode_error(data, origin, error) from None
-    _check_version(report.schema_version, origin)
-    return report
+    return _decode(Report, data, origin)
 
 
-def _decode_strictly(kind: type[Decoded], data: bytes) -> Decoded:
-    with pause_garbage_collection():
-        return msgspec.json.decode(data, type=kind)
-
-
-def _decode_error(data: bytes, origin: str, error: Exception) -> ReportError:
-    """Return the error for data that is not a report. It names a newer version as such, not as broken."""
+def _decode(kind: type[Decoded], data: bytes, origin: str) -> Decoded:
+    """Decode strictly. Errors name a newer version, and a file with more or fewer sides, as such."""
     if not data.strip():
-        return ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
+        raise ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
     try:
         header = msgspec.json.decode(data, type=_Header)
     except MALFORMED as problem:
-        return ReportError(f"{origin}: not a report of pytest --energy-report ({problem})")
-    _check_version(header.schema_version, origin)
-    if header.compared is not msgspec.UNSET:
-        return ReportError(f"{origin}: holds both sides of llenergy ab; one run is needed here")
-    return ReportError(f"{origin}: broken report ({error})")
-
-
-def _check_version(version: int, origin: str) -> None:
+        raise ReportError(f"{origin}: not a report of pytest --energy-report ({problem})") from None
+    version, is_paired = header.schema_version, header.compared is not msgspec.UNSET
     if version > SCHEMA_VERSION:
         raise ReportError(
             f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
@@ -131,6 +115,16 @@ def _check_version(version: int, origin: str) -> None:
         )
     if version < 1:
         raise ReportError(f"{origin}: schema version {version} does not exist; versions start at 1")
+    if is_paired and kind is Report:
+        raise ReportError(f"{origin}: holds both sides of llenergy ab; one run is needed here")
+    if not is_paired and kind is PairedReport:
+        raise ReportError(f"{origin}: a single report; name two to compare, or a file of llenergy ab")
+    try:
+        with pause_garbage_collection():
+            return msgspec.json.decode(data, type=kind)
+    except MALFORMED as error:
+        what = "report of llenergy ab" if is_paired else "report"
+        raise ReportError(f"{origin}: broken {what} ({error})") from None
 
 
 class _Header(msgspec.Struct):
@@ -209,14 +203,7 @@ def decode_paired_report(data: bytes, origin: str) -> PairedReport:
     Raises:
         ReportError: If the data is not a paired report of a supported version.
     """
-    if not is_paired_report(data):
-        decode_report(data, origin)  # raises if it is no report either
-        raise ReportError(f"{origin}: a single report; name two to compare, or a file of llenergy ab")
-    _check_version(msgspec.json.decode(data, type=_Header).schema_version, origin)
-    try:
-        return _decode_strictly(PairedReport, data)
-    except MALFORMED as error:
-        raise ReportError(f"{origin}: broken report of llenergy ab ({error})") from None
+    return _decode(PairedReport, data, origin)
 
 
 def paired_schema() -> dict[str, Any]:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text for people: printable strings, short test names, suggestions."""
+"""Text for people: printable strings, counts, suggestions."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from difflib import get_close_matches
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,63 +55,14 @@ def shorten(line: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width // 2]}…{line[1 - width // 2 :]}"
 
 
-def cut_words(line: str, width: int) -> str:
-    """Cut words from the middle of a line of at most ``width`` characters: its end may say what to do."""
-    if len(line) <= width:
-        return line
-    start, end = line[: width // 2 - 1], line[2 - width // 2 :]
-    return f"{start.rpartition(' ')[0] or start} … {end.partition(' ')[2] or end}"
-
-
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
 def short_test_name(name: str) -> str:
     """Return a test id without its directories, on one line of limited length."""
-    return shorten(one_line(split_test_id(name)[1]), MAX_NAME_LENGTH)
-
-
-def unique_short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """Return each id without its directories, but with those that distinguish it from another id.
-
-    ``a/b/test_x.py::t`` becomes ``test_x.py::t``, or ``b/test_x.py::t`` next to ``a/c/test_x.py::t``.
-    """
-    directories: dict[str, dict[str, list[str]]] = {}
-    for test_id in ids:
-        path, last = split_test_id(test_id)
-        directories.setdefault(last, {})[test_id] = path
-    names = {}
-    for last, paths in directories.items():
-        levels = zip(*paths.values(), strict=False)
-        common = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, levels))
-        for test_id, path in paths.items():
-            names[test_id] = "/".join([*path[common:], last])
-    return names
-
-
-def unique_function_names(ids: Iterable[str]) -> dict[str, str]:
-    """Return the function of each id without parameters, with the class or file if another has the same name.
-
-    ``test_x.py::TestA::test_m`` becomes ``test_m``, or ``TestA::test_m`` next to ``TestB::test_m``.
-    """
-    functions = {test_id: test_id.partition("[")[0] for test_id in ids}
-    ambiguous = set(functions.values())
-    names: dict[str, str] = {}
-    for first in (-1, 1):
-        candidates = {function: "::".join(function.split("::")[first:]) or function for function in ambiguous}
-        counts = Counter(candidates.values())
-        names |= {function: name for function, name in candidates.items() if counts[name] == 1}
-        ambiguous -= names.keys()
-    names |= unique_short_ids(sorted(ambiguous))
-    return {test_id: names[function] for test_id, function in functions.items()}
-
-
-def split_test_id(test_id: str) -> tuple[list[str], str]:
-    """Split an id into its directories and the rest; a parameter may contain slashes."""
-    path, bracket, params = test_id.partition("[")
-    *directories, last = path.split("/")
-    return directories, f"{last}{bracket}{params}"
+    path, bracket, params = name.partition("[")
+    return shorten(one_line(f"{path.rpartition('/')[2]}{bracket}{params}"), MAX_NAME_LENGTH)
 
 
 def did_you_mean(unknown: Iterable[str], known: Collection[str]) -> str:

@@ -55,7 +55,7 @@ class Forge(NamedTuple):
     Attributes:
         headers: They hold the token.
         comments: Path of the comments of the request.
-        own: Path below which each comment is replaced by the method ``replace`` or deleted.
+        own: Path below which each comment is replaced by the method ``replace``.
     """
 
     name: str
@@ -87,8 +87,7 @@ class Forge(NamedTuple):
                 reason = getattr(error, "reason", error)
                 raise ForgeError(f"{self.name} cannot be reached at {url} ({reason})") from None
         with suppress(ValueError):
-            # The answer to a deletion is empty.
-            if isinstance(found := json.loads(answer or "{}"), dict | list):
+            if isinstance(found := json.loads(answer), dict | list):
                 return found
         raise ForgeError(f"{url} did not answer as {self.name} does, but as a proxy may: {answer[:80]!r}")
 
@@ -160,7 +159,6 @@ def post_comments(
     bodies: Sequence[str],
     number: int | None = None,
     outdated: Callable[[str], str | None] = lambda _: None,
-    otherwise: str = "",
 ) -> list[tuple[str, str]]:
     """Add comments, or replace this user's comments that have the same first lines; or raise ``ForgeError``.
 
@@ -169,11 +167,10 @@ def post_comments(
         bodies: Texts of the comments.
         number: Number of the request, instead of the one in the variables.
         outdated: Returns the text that replaces another comment of this user, from its first line; None keeps
-            the comment, and an empty text deletes it.
-        otherwise: Text of a comment to add if nothing else is added or replaced.
+            the comment.
 
     Returns:
-        For each comment ``added``, ``replaced`` or ``deleted``, and its address.
+        For each comment ``added`` or ``replaced``, and its address.
     """
     forge, number = (_find_merge_request if "GITLAB_CI" in environ else _find_pull_request)(environ, number)
     try:
@@ -182,16 +179,10 @@ def post_comments(
         for marker in existing.keys() - wanted.keys():
             if (text := outdated(marker)) is not None:
                 wanted[marker] = text
-        if not wanted and otherwise:
-            wanted[otherwise.partition("\n")[0]] = otherwise
         done = []
         project = environ.get("CI_MERGE_REQUEST_PROJECT_URL") or environ.get("CI_PROJECT_URL")
         for marker, body in wanted.items():
             path = f"{forge.own}/{existing[marker]}" if marker in existing else forge.comments
-            if not body:
-                forge.request("DELETE", path)
-                done.append(("deleted", path))
-                continue
             answer = forge.request(forge.replace if marker in existing else "POST", path, body)
             url = answer.get("html_url") or f"{project}/-/merge_requests/{number}#note_{answer['id']}"
             done.append(("replaced" if marker in existing else "added", url))

@@ -8,10 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
-from pytest_llenergy.record.defaults import NAME_SORT_KEYS
 from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.text import unique_function_names
 from pytest_llenergy.report.columns import (
     COLUMNS,
     column_of,
@@ -21,7 +19,7 @@ from pytest_llenergy.report.columns import (
     number_types,
     scales_differ,
 )
-from pytest_llenergy.report.names import params_labels
+from pytest_llenergy.report.names import params_labels, unique_function_names
 from pytest_llenergy.report.text_tables import Column, with_values
 
 #: Columns of runs that record the energy of each request.
@@ -35,7 +33,7 @@ class Layout:
     Attributes:
         columns: Names of columns. Empty: the main ones; meter, device and number types where they differ;
             custom metrics that have a value.
-        sort: A key or a metric, with ``-`` in front for descending order. Empty: the order of the run.
+        sort: A metric, with ``-`` in front for descending order. Empty: the order of the run.
     """
 
     columns: tuple[str, ...] = ()
@@ -65,10 +63,9 @@ class Layout:
         records = self._sort([each for each in records if has_values(each)])
         names = unique_function_names(record.id for record in records)
         functions: dict[str, list[Record]] = {}
-        is_sorted = self.sort.removeprefix("-") not in ("", *NAME_SORT_KEYS)
         for record in records:
             # The order by a metric is kept.
-            functions.setdefault(record.id if is_sorted else names[record.id], []).append(record)
+            functions.setdefault(record.id if self.sort else names[record.id], []).append(record)
         params = params_labels(records, names)
         rows = []
         for first, *others in functions.values():
@@ -80,14 +77,10 @@ class Layout:
         return rows
 
     def _sort(self, records: Sequence[Record]) -> Sequence[Record]:
-        word, largest_first = self.sort.removeprefix("-"), self.sort.startswith("-")
-        if not word:
+        if not self.sort:
             return records
-        if word in NAME_SORT_KEYS:
-            names = {each.id: _function_name(each.id) if word == "name" else each.id for each in records}
-            return sorted(records, key=lambda record: names[record.id], reverse=largest_first)
         # Records without a value come last in either order.
-        sign = -1.0 if largest_first else 1.0
+        word, sign = self.sort.removeprefix("-"), -1.0 if self.sort.startswith("-") else 1.0
         return sorted(
             records,
             key=lambda record: math.inf if (value := record.value_of(word)) is None else sign * value,
@@ -124,7 +117,7 @@ def parse_sort(text: str) -> str:
     """Parse ``--sort`` of ``llenergy report``, or raise ``ValueError`` for a name that no metric can have."""
     word = text.strip()
     more = "; with - before it the largest comes first"
-    _check_names([word.removeprefix("-")], (*NAME_SORT_KEYS, *METRIC_NAMES), more)
+    _check_names([word.removeprefix("-")], METRIC_NAMES, more)
     return word
 
 
@@ -132,9 +125,3 @@ def _check_names(words: Sequence[str], known: Collection[str], more: str = "") -
     unknown = [word for word in words if word not in known and not is_custom_name(word)]
     if unknown:
         raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}{more}")
-
-
-def _function_name(name: str) -> str:
-    """Return the function and its parameters, which may contain colons."""
-    test, bracket, params = name.partition("[")
-    return f"{test.rpartition('::')[2]}{bracket}{params}"

@@ -4,19 +4,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.text import (
-    MAX_NAME_LENGTH,
-    one_line,
-    short_test_name,
-    shorten,
-    unique_function_names,
-)
+from pytest_llenergy.record.text import MAX_NAME_LENGTH, one_line, short_test_name, shorten
 
 #: If a parameter is a longer text, pytest's id of the parameters is shown instead.
 MAX_PARAM_LENGTH = 40
+
+
+def unique_function_names(ids: Iterable[str]) -> dict[str, str]:
+    """Return the function of each id without parameters, with the class or file if another has the same name.
+
+    ``test_x.py::TestA::test_m`` becomes ``test_m``, or ``TestA::test_m`` next to ``TestB::test_m``.
+    """
+    functions = {test_id: test_id.partition("[")[0] for test_id in ids}
+    ambiguous = set(functions.values())
+    names = {function: function for function in ambiguous}
+    for first in (-1, 1):
+        candidates = {function: "::".join(function.split("::")[first:]) or function for function in ambiguous}
+        counts = Counter(candidates.values())
+        found = {function: name for function, name in candidates.items() if counts[name] == 1}
+        names |= found
+        ambiguous -= found.keys()
+    return {test_id: names[function] for test_id, function in functions.items()}
 
 
 def list_names(ids: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from pytest_llenergy.record.comparison import (
     ReportSource,
     Verdict,
 )
-from pytest_llenergy.record.text import count_tests, unique_short_ids
+from pytest_llenergy.record.text import count_tests
 from pytest_llenergy.report.markdown import (
     MAX_REASON_LENGTH,
     escape_markdown,
@@ -28,6 +28,7 @@ from pytest_llenergy.report.markdown import (
     table_head,
     table_row,
 )
+from pytest_llenergy.report.names import list_names
 from pytest_llenergy.report.text_tables import Column, with_values
 from pytest_llenergy.report.verdicts import (
     COLUMNS,
@@ -174,10 +175,13 @@ def render_comment(
     """Render the comment in at most ``max_bytes``; the least urgent rows that do not fit are only counted."""
     found = compared.comparisons
     columns = with_values([each for each in COLUMNS if each.head not in NOT_IN_COMMENT], found)
-    names, with_metric = unique_short_ids(each.id for each in found), names_metrics(found)
+    with_metric = names_metrics(found)
     # The head counts tests that have no such metric.
     shown = [each for each in sort_by_verdict(found) if each.verdict != "no value"]
-    rows = [_row(each, names[each.id], columns, with_metric=with_metric) for each in shown]
+    rows = [
+        _row(each, name, columns, with_metric=with_metric)
+        for name, each in zip(list_names([each.id for each in shown]), shown, strict=True)
+    ]
     head, foot = _head(compared, context), _foot(compared)
     kept = select_fitting(rows, max_bytes - len(f"{head}{foot}".encode()) - AROUND_ROWS)
     urgent = sum(each.verdict != "unchanged" for each in shown)
@@ -218,9 +222,9 @@ def _side(side: ReportSource) -> str:
 
 
 def _row(
-    comparison: Comparison, short_id: str, columns: Sequence[Column[Comparison]], *, with_metric: bool
+    comparison: Comparison, name: str, columns: Sequence[Column[Comparison]], *, with_metric: bool
 ) -> str:
-    name = f"<code>{escape_markdown(short_id)}</code>"
+    name = f"<code>{escape_markdown(name)}</code>"
     if with_metric:
         name += f" {escape_markdown(comparison.metric)}"
     reasons = [comparison.reason] if needs_reason(comparison) else []

@@ -31,7 +31,6 @@ class Line:
     text: str
     style: str = ""
     name: str = ""
-    is_note: bool = False
 
 
 Part = Line | Table[Any]
@@ -85,7 +84,7 @@ def summarize(
         yield Line(f"skipped for {len(skipped) - MAX_REASONS} more reasons (-v)")
     found = list_notes(records, notes)
     for severity, text in found[: MAX_NOTES if brief else None]:
-        yield Line(text, SEVERITY_STYLES.get(severity, ""), is_note=True)
+        yield Line(text, SEVERITY_STYLES.get(severity, ""))
     if brief and len(found) > MAX_NOTES:
         yield Line(f"more notes: {len(found) - MAX_NOTES} (-v)")
 

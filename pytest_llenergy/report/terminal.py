@@ -6,14 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.served import SATURATED
-from pytest_llenergy.record.text import cut_words
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout
 from pytest_llenergy.report.summary import summarize
 from pytest_llenergy.report.text_tables import Screen, Table
-
-#: Characters of two lines that may be lost by wrapping.
-WRAP_ROOM = 8
 
 #: Share of the width that names may have before columns are left out.
 NAME_SHARE = 0.3
@@ -48,9 +43,5 @@ def render_summary(
         if isinstance(part, Table):
             screen.table(part, NAME_SHARE, with_all=bool(layout.columns) or not is_brief)
             continue
-        text = f"{part.name}: {part.text}" if part.name else part.text
-        # What a load without a steady state achieved is its result.
-        if is_brief and part.is_note and not text.startswith(f"{SATURATED}:"):
-            text = cut_words(text, 2 * width - WRAP_ROOM)
-        screen.line(text, part.style)
+        screen.line(f"{part.name}: {part.text}" if part.name else part.text, part.style)
     return screen.text

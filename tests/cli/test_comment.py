@@ -111,21 +111,6 @@ def test_a_job_without_result_does_not_keep_its_green_comment(forge: Forge, tmp_
     assert titles(forge)[1].startswith("### ✅ Energy (two): pass")
 
 
-@pytest.mark.parametrize("folders", [[], ["one"]], ids=["no folder", "an empty folder"])
-def test_a_first_push_without_result_says_so(forge: Forge, tmp_path: Path, folders: list[str]) -> None:
-    jobs = tmp_path / "jobs"
-    jobs.mkdir()
-    for each in folders:
-        (jobs / each).mkdir()
-    title = f"### ❔ Energy{' (one)' if folders else ''}: no comparison for <code>abcdef0123</code>"
-    assert comment(jobs) == comment(jobs) == 0
-    assert titles(forge) == [title]
-    write(jobs, "one")
-    write(jobs, "two")
-    assert comment(jobs) == 0
-    assert titles(forge) == [f"### ✅ Energy ({each}): pass, +0.0% over 1 test" for each in ("one", "two")]
-
-
 def test_an_older_commit_leaves_the_comments_alone(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,10 +173,3 @@ def test_the_comment_has_the_policy_of_the_comparison(
         "fail, 1 of 1 test inconclusive, a quieter machine or more pairs can decide; "
         in capsys.readouterr().out
     )
-
-
-def test_a_dry_run_without_jobs_prints_the_comment_of_no_comparison(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["comment", str(tmp_path), "--dry-run"]) == 0
-    assert "no comparison for" in capsys.readouterr().out

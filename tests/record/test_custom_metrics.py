@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.record import defaults
 from pytest_llenergy.record.custom_metrics import (
     MAX_VALUES,
     add_metric,
@@ -46,8 +45,7 @@ def test_several_values_have_a_mean_and_its_uncertainty() -> None:
 
 
 def test_no_name_means_two_things_in_an_option() -> None:
-    names = {*COLUMNS, *defaults.NAME_SORT_KEYS}
-    assert [name for name in names if is_custom_name(name)] == []
+    assert [name for name in COLUMNS if is_custom_name(name)] == []
     assert {*FACT_COLUMNS} == {*COLUMNS} - {*METRIC_NAMES}
 
 
@@ -64,7 +62,7 @@ def test_usual_names_are_free(name: str) -> None:
     [
         *(
             (name, "the name is built in; choose another one")
-            for name in ("energy_j", "duration_s", "test", "backend", "types", "fullname")
+            for name in ("energy_j", "duration_s", "test", "backend", "types")
         ),
         ("prefil_energy_j", "too similar to the built-in prefill_energy_j; choose another name"),
         *(

@@ -76,10 +76,6 @@ class _Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._write(self._replace)
 
-    def do_DELETE(self) -> None:
-        self.forge.comments.remove(self._named())
-        self._answer(204, None)
-
     @property
     def _is_github(self) -> bool:
         return "Authorization" in self.headers

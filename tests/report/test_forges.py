@@ -77,19 +77,6 @@ def test_a_later_comment_replaces_it_on_any_page(forge: Forge, post: Post) -> No
     assert forge.bodies == ["one", "two", "three", "four", f"{MARKER}\nnew"]
 
 
-def test_a_comment_that_means_nothing_now_is_deleted(forge: Forge) -> None:
-    forge.bot = False
-    for environ, number in ((github(forge), 3), (gitlab(forge), None)):
-        forge.has(f"{MARKER}\nold")
-        forge.has("Nice!", SOMEBODY)
-        (done,) = post_comments(environ, [], number, lambda _: "", "otherwise")
-        assert done[0] == "deleted"
-        assert forge.bodies == ["Nice!"]
-        assert post_comments(environ, [], number, lambda _: "", "otherwise")[0][0] == "added"
-        assert forge.bodies == ["Nice!", "otherwise"]
-        forge.comments.clear()
-
-
 def test_a_marked_comment_of_somebody_else_is_left_alone(forge: Forge, post: Post) -> None:
     forge.has(f"{MARKER}\nmine", SOMEBODY)
     assert post(f"{MARKER}\nours")[0] == "added"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.record import Flag, Record
-from pytest_llenergy.record.text import unique_function_names
+from pytest_llenergy.report.names import unique_function_names
 from pytest_llenergy.report.terminal import render_summary
 from pytest_llenergy.report.verdicts import render_verdicts
 

@@ -26,22 +26,22 @@ def below(lines: list[str]) -> list[str]:
     return lines[last + 1 :]
 
 
-def test_at_most_six_notes_of_two_lines_follow_the_table() -> None:
+def test_at_most_six_notes_follow_the_table() -> None:
     flags = [warning(name, f"why {name} {'x ' * 100} what to do") for name in "abcdef"]
     wrong = Flag(name="spoiled", severity="invalid", detail="a counter ran backwards")
     records = [noted(1, *flags, warning("uneven-rounds", "round 3")), noted(2, flags[0], wrong)]
     lines = below(shown(*records))
     assert max(map(len, lines)) <= 80
-    # The most important first. What is cut keeps its beginning and its end.
+    # The most important first, and each in full.
     assert lines[:3] == [
         "spoiled: test_2: a counter ran backwards",
         "gpu energy measured by nvml; all rows share one error of scale (within 5%)",
         "uneven-rounds: test_1: round 3",
     ]
     assert lines[3].startswith("a: test_1 and 1 more: why a x x")
-    assert lines[4].endswith("x what to do")
+    assert lines[5].endswith("x what to do")
     assert lines[-1] == "more notes: 3 (-v)"
-    assert len(lines) == 3 + 3 * 2 + 1
+    assert len(lines) == 3 + 3 * 3 + 1
     text = " ".join(shown(*records, verbosity=1))
     assert "f: test_1: why f x x" in text
     assert "(-v)" not in text

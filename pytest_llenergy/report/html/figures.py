@@ -11,10 +11,9 @@ from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.metrics import is_prefill_only
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record
-from pytest_llenergy.record.text import unique_function_names
 from pytest_llenergy.report.columns import backend_name, model_name, scales_differ
 from pytest_llenergy.report.html.axes import Axis, Chart, Key, Mark, Row, RowChart
-from pytest_llenergy.report.names import list_names, record_labels
+from pytest_llenergy.report.names import list_names, record_labels, unique_function_names
 from pytest_llenergy.report.verdicts import format_change, format_limits, format_value
 
 PER_TOKEN, PER_ITERATION, THROUGHPUT = "energy_per_output_token_j", "energy_j", "output_tokens_per_s"
