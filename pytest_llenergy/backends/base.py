@@ -25,7 +25,7 @@ import msgspec
 from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.options import COMMON_OPTIONS
-from pytest_llenergy.backends.tasks import EXTRA_PARAMS, GenerationParams, Result
+from pytest_llenergy.backends.tasks import GenerationParams, Result
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Parallel
 
@@ -52,7 +52,6 @@ class Capabilities:
         tasks: Names in ``backends.tasks.TASKS``.
         options: Names of the load options.
         passes: Whether the backend passes other options on to its library, which may refuse them.
-        sampling: Parameters of ``generate`` in ``backends.tasks.EXTRA_PARAMS`` that the backend honours.
         caches: Kinds of key-value cache.
         timestamps: ``step`` if only some tokens have a time, such as the first and the last.
     """
@@ -72,7 +71,6 @@ class Capabilities:
     tasks: tuple[str, ...] = ("generate",)
     options: tuple[str, ...] = ()
     passes: bool = False
-    sampling: tuple[str, ...] = ()
     caches: tuple[str, ...] = ("dynamic",)
     batching: tuple[Literal["static", "continuous"], ...] = ("static",)
     timestamps: Literal["none", "step", "token"] = "none"
@@ -85,25 +83,11 @@ class Capabilities:
         """Return the requested kinds of parallelism that are not declared."""
         return [kind for kind in DEGREES if getattr(parallel, kind) > 1 and not getattr(self, kind)]
 
-    def without_off(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the load options without ``prefix_cache=False``, which every backend does anyway."""
-        is_off = "prefix_cache" not in self.options and options.get("prefix_cache") is False
-        return {name: value for name, value in options.items() if not (is_off and name == "prefix_cache")}
-
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""
         return [
             name for name in names if name not in self.options and (name in COMMON_OPTIONS or not self.passes)
         ]
-
-    def refuse_params(self, backend: str, params: GenerationParams) -> None:
-        """Raise ``BackendError`` for a cache or a parameter in ``EXTRA_PARAMS`` that is not declared."""
-        if params.cache not in self.caches:
-            raise BackendError(f"{backend} has no {params.cache} cache; it offers: {', '.join(self.caches)}")
-        refused = [name for name in params.extras if name not in self.sampling]
-        if refused:
-            offered = ", ".join(self.sampling) or f"none of {', '.join(EXTRA_PARAMS)}"
-            raise BackendError(f"{backend} does not honour {', '.join(refused)}; it takes: {offered}")
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.models import ModelSource, resolve_model, translate_load_errors
+from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.presets import make_random_model
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.base import cache_directory
@@ -156,11 +156,3 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
             f"({reason}); pip install 'pytest-llenergy[transformers]', or name a directory"
         )
     return replace(source, directory=done.stdout.splitlines()[-1])
-
-
-def convert_draft_model(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the model of the load option ``speculative`` in the same way. Returns the options."""
-    draft = options.get("speculative")
-    name = draft.get("model") if isinstance(draft, Mapping) else None
-    directory = convert_in_subprocess(resolve_model(name)).directory if isinstance(name, str) else ""
-    return {**options, "speculative": {**draft, "model": directory}} if draft and directory else dict(options)

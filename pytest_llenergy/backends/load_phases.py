@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import sqrt
 from statistics import fmean, median
 
@@ -21,21 +21,15 @@ from pytest_llenergy.record.record import Flag, Severity
 from pytest_llenergy.record.served import FAILED, SATURATED, SHORT_LOAD
 from pytest_llenergy.record.timeline import RequestTimeline, Span
 
-#: A server keeps up if it achieves this share of the rate that was asked for. Below the second share, longer
-#: latencies are enough to call it saturated, however they scatter.
-KEEPS_UP, FAR_BEHIND = 0.9, 0.8
+#: A server keeps up if it achieves this share of the rate that was asked for.
+KEEPS_UP = 0.9
 
 #: Fewest requests in which a rise can be seen.
 MIN_REQUESTS = 9
 
-#: A rise of the wait for the first token counts from so many standard errors of Kendall's statistic on, and
-#: if even the shortest wait at the end exceeds the usual one at the start by this share of the time of a
-#: request: the queue of a server that keeps up empties now and then.
+#: A rise of latencies counts from so many standard errors of Kendall's statistic on.
 #: ``benchmarks/plugin/serving/saturation_run.py`` shows how seldom these limits are wrong.
-RISE_Z, RISE_SHARE = 3.0, 0.25
-
-#: The same for the number of requests in flight, in standard deviations of a Poisson count.
-IN_FLIGHT_Z = 2.5
+RISE_Z = 3.0
 
 #: Shortest steady state, in times that a request or conversation takes. In a closed loop as many are in
 #: flight from the start, so that fewer are enough.
@@ -55,7 +49,6 @@ class _Load:
         waits_s: Mean time to the first token of its turns.
         done_s: When its last token came.
         turns: Mean number of turns.
-        took_s: Time of a request, of which one in ten is shorter, so that waits in a queue hardly count.
     """
 
     asked_s: Sequence[float]
@@ -63,7 +56,6 @@ class _Load:
     waits_s: Sequence[float]
     done_s: Sequence[float]
     turns: float
-    took_s: float
 
     @property
     def name(self) -> str:
@@ -92,23 +84,6 @@ class _Load:
             return rate
         return min(rate, self.asked_per_s * (bisect_right(done, self.due_s[-1]) - 1) / begun)
 
-    def settled(self) -> _Load:
-        """Return the conversations that were due after the first had ended.
-
-        Until then the server gets fewer requests than later, because follow-ups are yet to come.
-        """
-        if self.turns == 1:
-            return self
-        ended_s = min(self.done_s)
-        begin, asked = bisect_left(self.due_s, ended_s), bisect_left(self.asked_s, ended_s)
-        return replace(
-            self,
-            asked_s=self.asked_s[asked:],
-            due_s=self.due_s[begin:],
-            waits_s=self.waits_s[begin:],
-            done_s=self.done_s[begin:],
-        )
-
     def rise_of(self, values_s: Sequence[float]) -> float:
         """Rise of latencies in seconds for each second: the slope of Tukey's resistant line (Exploratory Data
         Analysis, 1977, ch. 5). It is the rate asked for over that achieved, minus one.
@@ -117,30 +92,6 @@ class _Load:
         over_s = median(self.due_s[-third:]) - median(self.due_s[:third])
         rise_s = median(values_s[-third:]) - median(values_s[:third])
         return rise_s / over_s if over_s > 0 else 0.0
-
-    def waits_rise(self) -> bool:
-        """Whether the time to the first token rises through the load."""
-        if self.turns * self.rise_of(self.waits_s) <= 1 / KEEPS_UP - 1 or kendall_z(self.waits_s) <= RISE_Z:
-            return False
-        third = len(self.waits_s) // 3
-        return min(self.waits_s[-third:]) - median(self.waits_s[:third]) > RISE_SHARE * self.took_s
-
-    def in_flight_rises(self) -> bool:
-        """Whether more and more conversations are in flight, from the first completion on.
-
-        The share by which their number grows with each is the share of the rate that is not achieved.
-        """
-        done = sorted(self.done_s)
-        due = list(enumerate(self.due_s))
-        numbers = [number - bisect_right(done, due_s) for number, due_s in due if due_s >= done[0]]
-        third = len(numbers) // 3
-        if third < MIN_REQUESTS // 3:
-            return False
-        parts = numbers[:third], numbers[third:-third], numbers[-third:]
-        first, middle, last = map(fmean, parts)
-        share = (last - first) / (len(numbers) - third)
-        is_significant = last - first > IN_FLIGHT_Z * sqrt(max(last + first, 1.0))
-        return first < middle < last and share > 1 - KEEPS_UP and is_significant
 
 
 def load_phases(
@@ -181,7 +132,7 @@ def load_phases(
     steady = steady_span(requests, concurrency, talks)
     short = _describe_shortness(load, steady, concurrency)
     lag = _describe_lag(load) if concurrency is None else None
-    if lag is not None and _is_overloaded(load, is_short=short is not None):
+    if lag is not None and _is_overloaded(load):
         detail = f"{lag}; lower the rate{' or raise concurrency' if is_capped else ''}"
         return [], [Flag(name=SATURATED, severity="warning", detail=detail)]
     if short is not None:
@@ -219,7 +170,6 @@ def _read_load(
         waits_s=waits_s,
         done_s=done_s,
         turns=len(times) / len(wholes),
-        took_s=sorted(done - due for due, _, done in times)[len(times) // 10],
     )
 
 
@@ -231,9 +181,8 @@ def _by_talk(times: Sequence[_Times], talks: Sequence[int]) -> list[list[_Times]
     return list(found.values())
 
 
-def _describe_lag(whole: _Load) -> str | None:
+def _describe_lag(load: _Load) -> str | None:
     """Return by how much the server fell behind the rate asked for; None if it kept up."""
-    load = whole.settled()
     if len(load.due_s) < MIN_REQUESTS or load.due_s[-1] <= load.due_s[0]:
         return None
     achieved = load.achieved_per_s
@@ -241,27 +190,23 @@ def _describe_lag(whole: _Load) -> str | None:
         return None
     if load.turns > 1:
         # That one compares conversations that began and ended in the same time.
-        achieved = len(whole.done_s) / max(max(whole.done_s) - whole.asked_s[0], 1e-9)
-    return f"achieved {achieved:.3g} of {whole.asked_per_s:.3g} {whole.name}/s"
+        achieved = len(load.done_s) / max(max(load.done_s) - load.asked_s[0], 1e-9)
+    return f"achieved {achieved:.3g} of {load.asked_per_s:.3g} {load.name}/s"
 
 
-def _is_overloaded(whole: _Load, *, is_short: bool) -> bool:
-    """Return whether a load that the server fell behind has a growing queue.
+def _is_overloaded(load: _Load) -> bool:
+    """Return whether a load that the server fell behind has a growing queue: its latencies rise.
 
-    Of requests that wait for their first token, as in front of a server with a fixed number of slots, or of
-    requests in flight, if a server takes all at once and becomes slower, as in guidellm. Rates alone would be
-    wrong for short loads, of which the last requests may meet a queue by chance.
+    They are times to the first token, as in front of a server with a fixed number of slots, or to the last,
+    if a server takes all at once and becomes slower. Rates alone would be wrong for short loads, of which the
+    last requests may meet a queue by chance, and for unlike answers: until the longest have ended, the last
+    are done late, however fast the server is.
     """
-    load = whole.settled()
-    if load.waits_rise():
-        return True
-    if kendall_z(load.latencies_s) <= RISE_Z:
-        # Unlike answers are in flight for unlike times: until the longest have ended, their number rises,
-        # and the last are done late, however fast the server is. But they do not take longer and longer.
-        return False
-    is_far_behind = load.achieved_per_s < FAR_BEHIND * load.asked_per_s
-    rise = max(load.turns * load.rise_of(load.waits_s), load.rise_of(load.latencies_s))
-    return whole.in_flight_rises() or (is_far_behind and not is_short and rise > 1 / KEEPS_UP - 1)
+    rises = (
+        kendall_z(values_s) > RISE_Z and turns * load.rise_of(values_s) > 1 / KEEPS_UP - 1
+        for values_s, turns in ((load.waits_s, load.turns), (load.latencies_s, 1.0))
+    )
+    return any(rises)
 
 
 def kendall_z(values: Sequence[float]) -> float:

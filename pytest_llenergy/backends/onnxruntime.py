@@ -296,8 +296,7 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
 
 def _session_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options for ONNX Runtime's session, which would ignore names that it does not know."""
-    reserved = {"intra_op_num_threads": "set OMP_NUM_THREADS"}
-    session = select_options("onnxruntime", options, SPEC.capabilities.options, reserved)
+    session = select_options("onnxruntime", options, SPEC.capabilities.options, ("intra_op_num_threads",))
     if session:
         import onnxruntime
 

@@ -19,8 +19,8 @@ from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import build_cached
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights, read_gguf_field
-from pytest_llenergy.backends.models import ModelSource, first_error_line, gguf_hint, translate_load_errors
-from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options
+from pytest_llenergy.backends.models import ModelSource, first_error_line, translate_load_errors
+from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import captured_log, list_types, type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
@@ -39,19 +39,13 @@ LOG_LEVEL, PRINTS_PROPERTIES = "OPENVINO_LOG_LEVEL", "3"
 #: Properties with which every product is one of float32 numbers, if the weights are.
 FLOAT32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 
-#: Values of the load option ``kv_cache_dtype``, with OpenVINO's names.
-KV_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "uint8": "u8"}
-
-#: Options that are set here, with the reason.
-RESERVED = {"enable_prefix_caching": NO_PREFIX_CACHE, "INFERENCE_NUM_THREADS": "set OMP_NUM_THREADS"}
-
 
 def refuses(model: ModelSource) -> str | None:
     """Return why OpenVINO GenAI cannot read a model. It reads GGUF files and OpenVINO IR directories."""
     is_ir = model.kind == "directory" and (Path(model.location) / IR_FILE).exists()
     if model.kind == "gguf" or is_ir:
         return None
-    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}{gguf_hint(model)}"
+    return f"openvino reads .gguf files and OpenVINO IR directories, not {model.label}"
 
 
 SPEC = BackendSpec(
@@ -61,7 +55,7 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[openvino]'",
     capabilities=Capabilities(
         data=True,
-        options=("dtype", "kv_cache_dtype", "chunked_prefill"),
+        options=("dtype",),
         passes=True,
         timestamps="step",
     ),
@@ -117,10 +111,10 @@ class OpenVinoBackend:
 
         self._genai = openvino_genai
         self._max_positions = _read_max_positions(model)
-        self._splits = bool(options.get("chunked_prefill"))
+        self._splits = bool(options.get("dynamic_split_fuse"))
         scheduler = openvino_genai.SchedulerConfig()
         with translate_load_errors("openvino", model, options), captured_log(1, context.scratch) as log:
-            properties = _apply_options(scheduler, options)
+            properties = _apply_options(scheduler, options, context.threads)
             dtype = options.get("dtype")
             location = Path(model.location) if dtype is None else _float32_directory(model, dtype)
             # What it prints, it offers nowhere else.
@@ -129,7 +123,6 @@ class OpenVinoBackend:
                 str(location),
                 "CPU",
                 scheduler_config=scheduler,
-                INFERENCE_NUM_THREADS=context.threads,
                 **properties,
             )
             del os.environ[LOG_LEVEL]
@@ -160,7 +153,7 @@ class OpenVinoBackend:
         if sum(lengths) > self._step_tokens and not self._splits:
             raise BackendError(
                 f"openvino: {sum(lengths)} prompt tokens in one batch; {self._step_tokens} fit one prefill; "
-                "give fewer, or load with max_num_batched_tokens or chunked_prefill=True"
+                "give fewer, or load with max_num_batched_tokens or dynamic_split_fuse=True"
             )
         # A new one: the model's own defaults would not be recorded.
         config = self._genai.GenerationConfig()
@@ -201,23 +194,16 @@ def _read_max_positions(model: ModelSource) -> int | None:
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
-def _apply_options(scheduler: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _apply_options(scheduler: Any, options: Mapping[str, Any], threads: int) -> dict[str, Any]:
     """Set options of the scheduler and return the properties of the plugin.
 
-    Raises ``BackendError`` for one that is set here, ``TypeError`` for one that is given twice, or that the
-    scheduler does not take.
+    Raises ``TypeError`` for one that is set here as well, or that the scheduler does not take.
     """
-    passed = select_options("openvino", options, SPEC.capabilities.options, RESERVED)
-    ours: dict[str, Any] = dict(FLOAT32) if options.get("dtype") is not None else {}
-    if (kind := options.get("kv_cache_dtype")) is not None:
-        ours["KV_CACHE_PRECISION"] = KV_TYPES.get(kind, kind)
-    if (chunk := options.get("chunked_prefill")) is not None:
-        ours["dynamic_split_fuse"] = bool(chunk)
-        if not isinstance(chunk, bool):
-            ours["max_num_batched_tokens"] = chunk
-    scheduler.enable_prefix_caching = False
-    scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
-    properties = dict(**ours, **passed)
+    passed = select_options("openvino", options, SPEC.capabilities.options)
+    ours = dict(FLOAT32) if options.get("dtype") is not None else {}
+    # Rounds repeat their prompts, and with a prefix cache all but the first would be nearly free.
+    properties = dict(**ours, enable_prefix_caching=False, INFERENCE_NUM_THREADS=threads, **passed)
+    properties.setdefault("max_num_batched_tokens", MAX_BATCHED_TOKENS)
     for name in [name for name in properties if hasattr(scheduler, name)]:
         setattr(scheduler, name, properties.pop(name))
     return properties

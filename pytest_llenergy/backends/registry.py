@@ -88,7 +88,7 @@ class Requirements:
         size = self.devices if row.opaque else degrees.tensor * degrees.pipeline
         if row.launch == "backend" and row.hosts == "one" and size > (self.per_host or size):
             yield f"one model over several hosts (it needs {size} devices, and a host has {self.per_host})"
-        unknown = row.unknown_options(row.without_off(self.options))
+        unknown = row.unknown_options(self.options)
         if unknown:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             hints = "; ".join(filter(None, (takes, did_you_mean(unknown, row.options))))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -40,9 +39,6 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
-#: Parameters of ``generate`` that not every backend honours (``Capabilities.sampling``).
-EXTRA_PARAMS = ("num_beams", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p")
-
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keyword arguments of a task."""
@@ -67,25 +63,12 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         try:
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            raise BackendError(f"{cls.task}: {cls._explain(values, str(error))}") from None
+            raise BackendError(f"{cls.task}: {error}".replace("$.", "")) from None
         for name, ok, needs in params.bounds():
             if not ok:
                 shown = reprlib.repr(getattr(params, name))
                 raise BackendError(f"{cls.task}: {name} is {shown}, needs {needs}")
         return params
-
-    @classmethod
-    def _explain(cls, values: Mapping[str, Any], message: str) -> str:
-        """Rewrite msgspec's ``Expected `int`, got `str` - at `$.seed``` as ``seed is 'x', needs int``."""
-        what, _, place = message.partition(" - at `$.")
-        name = re.split(r"\W", place)[0]
-        needs = re.sub(r"^Expected |`|, got .*| \| null", "", what)
-        if name == "slo":
-            needs = "pytest_llenergy.slo(ttft=..., tpot=..., e2e=...)"
-        for field in msgspec.inspect.type_info(cls).fields:  # type: ignore[attr-defined]
-            if field.name == name and isinstance(field.type, msgspec.inspect.LiteralType):
-                needs = f"one of {', '.join(map(str, field.type.values))}"
-        return f"{name} is {values[name]!r}, needs {needs}"
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
         """Yield what depends on other fields: a name, whether its value fits, and what it needs."""
@@ -117,13 +100,6 @@ class GenerationParams(Params, frozen=True):
         ignore_eos: Make every sequence ``max_new_tokens`` long, which keeps the work of a benchmark constant.
         stop_token_ids: End a sequence like its end-of-sequence token.
         cache: Kind of key-value cache.
-        num_beams: Sequences that beam search keeps per prompt. The best one is the output; tokens of the
-            others are computed, and not counted as output.
-        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens in the prompt or
-            the output; 1 for none.
-        presence_penalty: Subtracted from the logits of tokens in the output.
-        frequency_penalty: Subtracted as often as a token is in the output.
-        min_p: Least probability that is drawn, relative to that of the likeliest token.
     """
 
     task: ClassVar[str] = "generate"
@@ -137,33 +113,12 @@ class GenerationParams(Params, frozen=True):
     ignore_eos: bool = False
     stop_token_ids: tuple[NotNegative, ...] = ()
     cache: Literal["dynamic", "static"] = "dynamic"
-    num_beams: Positive = 1
-    repetition_penalty: AboveZero = 1.0
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] = 0.0
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-
-    @property
-    def extras(self) -> dict[str, float]:
-        """The parameters in ``EXTRA_PARAMS`` that have an effect."""
-        neutral = {field.name: field.default for field in msgspec.structs.fields(GenerationParams)}
-        values = {name: getattr(self, name) for name in EXTRA_PARAMS}
-        return {name: value for name, value in values.items() if value != neutral[name]}
 
     @property
     def drawn(self) -> dict[str, Any]:
         """``temperature``, ``top_p`` and ``top_k`` by name; empty for greedy decoding."""
         names = ("temperature", "top_p", "top_k") if self.do_sample else ()
         return {name: getattr(self, name) for name in names}
-
-    def primitives(self) -> dict[str, Primitive]:
-        """Return the parameters as recorded, those in ``EXTRA_PARAMS`` only if they have an effect."""
-        extras = self.extras
-        found = super().primitives()
-        return {name: value for name, value in found.items() if name in extras or name not in EXTRA_PARAMS}
-
-    def bounds(self) -> Iterator[tuple[str, bool, str]]:
-        yield "min_p", not self.min_p or self.do_sample, "do_sample=True, since greedy decoding draws nothing"
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +273,6 @@ class ServeParams(GenerationParams, frozen=True):
     probe: Probe | None = None
 
     def bounds(self) -> Iterator[tuple[str, bool, str]]:
-        yield from super().bounds()
         is_trace = self.arrivals == "trace"
         # Checked first, since a test that gives a trace expects it to be used.
         yield "trace", is_trace or not self.trace, "arrivals='trace'"

@@ -228,7 +228,6 @@ def _tokens(timeline: Timeline) -> Tokens | None:
         output=sum(request.output_tokens for request in requests),
         drafted=_sum_known(request.drafted_tokens for request in requests),
         accepted=_sum_known(request.accepted_tokens for request in requests),
-        computed=_sum_known(request.computed_tokens for request in requests),
         cached=_sum_known(request.cached_tokens for request in requests),
     )
 

@@ -30,21 +30,12 @@ from pytest_llenergy.record.round_statistics import percentile
 from pytest_llenergy.record.served import RequestEnergies
 from pytest_llenergy.record.timeline import Timeline
 
-#: Standard deviations of the coefficients before the ticks are seen, as shares of the highest power: any
-#: power, what active requests add, what waiting ones add, and what differs from a straight line at each
-#: number of active requests.
-ANY_POWER, PER_ACTIVE, PER_WAITING, OFF_LINE = 3.0, 1.0, 0.5, 0.3
+#: How well the regression is known before any tick is seen, as a share of the highest power.
+PRIOR = 1.0
 
-#: Standard deviation of fluctuation averaged over a tick, as a share of the highest power: usual and least.
-#: The usual one counts as much as ``USUAL_TICKS`` ticks.
-USUAL, LEAST, USUAL_TICKS = 0.05, 0.01, 3
-
-#: How often coefficients and fluctuation, each of which needs the other, are computed in turn.
-PASSES = 4
-
-#: Fluctuation of power grows with the power of the load: this part of its variance is there at no power.
-AT_REST = 0.1
-
+#: Power that the regression leaves, averaged over a tick: the usual share of the highest power, which counts
+#: as much as so many ticks, and the least.
+USUAL, USUAL_TICKS, LEAST = 0.05, 1, 0.01
 
 #: Requests shorter than this share of a tick cannot be told from others: up to a half lie beyond 2u.
 SHORTEST_TICKS = 0.3
@@ -112,8 +103,9 @@ def share_among_requests(
     if not ticks or ticks[0].time_ns > start_ns or ticks[-1].time_ns < end_ns or whole.energy_j <= 0:
         return RequestShares(reason=f"{series.domain.name} has too little energy in the round to be shared")
     cells = _divide(ticks, spans, start_ns, end_ns)
-    fit = _fit(ticks, cells, series)
-    energies_j, variances = _integrate(cells, fit, spans, series.shift_s**2 / 12 + (u_ns / 1e9) ** 2)
+    powers_w, variance = _fit(ticks, cells, series)
+    clock_s2 = series.shift_s**2 / 12 + (u_ns / 1e9) ** 2
+    energies_j, variances = _integrate(ticks, cells, powers_w, variance, spans, clock_s2)
     factor = whole.energy_j / float(energies_j.sum())
     energies_j = factor * energies_j
     variances = factor**2 * variances + (energies_j / whole.energy_j * whole.u_j) ** 2
@@ -151,20 +143,18 @@ class _Cells:
     """Stretches between all ticks and edges of requests, in time order, with numpy arrays of one row each.
 
     Attributes:
-        edges_s: Edges of cells, one more than cells (seconds from the start of the round).
         lengths_s: Length of each.
-        shares: Share of its energy that a request of weight one gets.
+        shares: Share of its energy that an active request of weight one gets.
         idle: The same, of cells in the round in which no request is active.
-        basis: Values of the regression's functions.
-        ticks: Index of the edge of each tick.
-        begins: Index of the edge at which each request begins; ``ends`` likewise.
+        load: What power may follow: nothing, any request, active requests, those that wait for a token.
+        ticks: Index of the first cell of each tick, and one more.
+        begins: Index of the first cell of each request; ``ends`` is one after its last.
     """
 
-    edges_s: Any
     lengths_s: Any
     shares: Any
     idle: Any
-    basis: Any
+    load: Any
     ticks: Any
     begins: Any
     ends: Any
@@ -196,78 +186,44 @@ def _divide(ticks: Sequence[Tick], spans: Sequence[RequestSpan], start_ns: int, 
     shares = np.where(inside & (active > 0), 1 / np.where(active > 0, weight, 1.0), 0.0)
     idle = np.where(inside & (active == 0), 1 / weights.sum(), 0.0)
     most = max(active.max(), 1.0)
-    knots = np.unique([0.0, *2.0 ** np.arange(np.log2(most)), most])
-    hats = [np.interp(active, knots, np.eye(len(knots))[index]) for index in range(len(knots))]
-    within = [
-        ANY_POWER * inside,
-        PER_ACTIVE * active / most,
-        PER_WAITING * waiting / most,
-        *(OFF_LINE * hat for hat in hats),
-    ]
-    basis = np.column_stack([ANY_POWER * ~inside, *(each * inside for each in within)])
+    load = np.column_stack(
+        [np.ones(len(active)), active > 0, active / most, np.sqrt(active / most), waiting > 0, waiting / most]
+    )
     found = (np.searchsorted(edges_s, each) for each in (ticks_s, begins_s, ends_s))
-    return _Cells(edges_s, np.diff(edges_s), shares, idle, basis, *found)
+    return _Cells(np.diff(edges_s), shares, idle, load, *found)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """What the ticks tell of power.
-
-    Attributes:
-        powers_w: Power of each cell.
-        ticks_w: Power of each tick.
-        fluctuation: Variance of the energy of each cell (J²) from what the regression leaves.
-        moments: Variance of the energy that a tick may have taken from the next one (J²), for each tick.
-        unseen: Variance of the energy of each tick from what a part-time sensor does not sample (J²).
-        coefficients: Covariance of the coefficients (W²).
-    """
-
-    powers_w: Any
-    ticks_w: Any
-    fluctuation: Any
-    moments: Any
-    unseen: Any
-    coefficients: Any
-
-
-def _fit(ticks: Sequence[Tick], cells: _Cells, series: Series) -> _Fit:
+def _fit(ticks: Sequence[Tick], cells: _Cells, series: Series) -> tuple[Any, Any]:
+    """Return the power of each cell (W), and how far it may be off in one second: a variance (W² s)."""
     import numpy as np
 
-    increments_j = np.diff([tick.energy_j for tick in ticks])
-    widths_s = np.diff(cells.edges_s[cells.ticks])
-    ticks_w = increments_j / widths_s
+    lengths_s, starts = cells.lengths_s, cells.ticks[:-1]
+    widths_s = np.add.reduceat(lengths_s, starts)
+    ticks_w = np.diff([tick.energy_j for tick in ticks]) / widths_s
     scale_w = max(float(ticks_w.max()), 1e-9)
-    # Ticks before the first cell's edge or after the last have no cells: ``ticks`` bound all of them.
-    design = scale_w * np.add.reduceat(cells.lengths_s[:, None] * cells.basis, cells.ticks[:-1])
-    gaps_s = np.array([tick.gap_s for tick in ticks])
-    near_w = np.maximum(np.append(ticks_w[:1], ticks_w), np.append(ticks_w, ticks_w[-1:]))
-    moments = ((near_w * gaps_s) ** 2 + series.domain.resolution_j**2) / 12
-    noise = moments[:-1] + moments[1:]
+    design = np.add.reduceat(lengths_s[:, None] * cells.load, starts) / widths_s[:, None]
+    # Long ticks tell more; the prior keeps what no tick tells near zero.
+    rows = design * np.sqrt(widths_s)[:, None]
+    spread = USUAL**2 * float(np.median(widths_s)) / PRIOR**2
+    seen = rows.T @ rows + spread * np.eye(rows.shape[1])
+    found = np.linalg.solve(seen, rows.T @ (ticks_w * np.sqrt(widths_s)))
+    left_w = ticks_w - design @ found
+    owners = np.repeat(np.arange(len(starts)), np.diff(cells.ticks))
     tick_s = float(np.median(widths_s))
-    usual = (USUAL * scale_w) ** 2 * tick_s
-    fluctuation, found = usual, np.zeros(design.shape[1])
-    for _ in range(PASSES):
-        shares = np.clip(cells.basis @ found, 0.0, 1.0) ** 2 if found.any() else 1.0
-        spread_s = cells.lengths_s * (AT_REST + (1 - AT_REST) * shares)
-        spreads_s = np.add.reduceat(spread_s, cells.ticks[:-1])
-        weights = 1 / (fluctuation * spreads_s + noise)
-        seen = design.T @ (weights[:, None] * design)
-        covariance = np.linalg.inv(seen + np.eye(len(seen)))
-        found = covariance @ (design.T @ (weights * increments_j))
-        left_j = increments_j - design @ found
-        free = max(0.0, len(increments_j) - float(np.trace(covariance @ seen)))
-        excess = float(((left_j**2 - noise) / spreads_s).sum())
-        fluctuation = (max(0.0, excess) + USUAL_TICKS * usual) / (free + USUAL_TICKS)
-        fluctuation = max(fluctuation, (LEAST * scale_w) ** 2 * tick_s)
-    left_w = np.repeat(left_j / spreads_s, np.diff(cells.ticks)) * spread_s / cells.lengths_s
-    powers_w = scale_w * cells.basis @ found + left_w
-    coverage = series.domain.coverage
-    steps_w = np.diff(np.append(ticks_w[:1], ticks_w))
-    unseen = (1 - coverage) * (fluctuation * spreads_s / coverage + (steps_w * widths_s) ** 2 / 5)
-    return _Fit(powers_w, ticks_w, fluctuation * spread_s, moments, unseen, scale_w**2 * covariance)
+    free = max(0.0, len(ticks_w) - rows.shape[1])
+    total = float((left_w**2 * widths_s).sum()) + USUAL_TICKS * (USUAL * scale_w) ** 2 * tick_s
+    variance = max(total / (free + USUAL_TICKS), (LEAST * scale_w) ** 2 * tick_s)
+    return cells.load @ found + left_w[owners], variance / series.domain.coverage
 
 
-def _integrate(cells: _Cells, fit: _Fit, spans: Sequence[RequestSpan], clock_s2: float) -> tuple[Any, Any]:
+def _integrate(
+    ticks: Sequence[Tick],
+    cells: _Cells,
+    powers_w: Any,
+    variance: float,
+    spans: Sequence[RequestSpan],
+    clock_s2: float,
+) -> tuple[Any, Any]:
     """Return the energy of each request and its variance (J, J²), but for that of the whole round.
 
     ``clock_s2`` is the variance of all moments together (s²).
@@ -275,76 +231,33 @@ def _integrate(cells: _Cells, fit: _Fit, spans: Sequence[RequestSpan], clock_s2:
     import numpy as np
 
     weights = np.array([span.weight for span in spans])
-    edges, lengths_s = cells.ticks, cells.lengths_s
-    totals = np.add.reduceat(fit.fluctuation, edges[:-1])
-    owners = np.repeat(np.arange(len(totals)), np.diff(edges))
-    # What the regression leaves of a tick is divided by these, so that an error of a coefficient is, too.
-    parts = fit.fluctuation / totals[owners]
-    by_tick = np.add.reduceat(lengths_s[:, None] * cells.basis, edges[:-1])
-    deviations = lengths_s[:, None] * cells.basis - parts[:, None] * by_tick[owners]
+    lengths_s, edges, first, last = cells.lengths_s, cells.ticks, cells.begins, cells.ends
 
-    def curves(shares: Any) -> tuple[Any, Any, Any, Any]:
-        """Return integrals up to each edge: of power, of shares, of their squares, and of the basis."""
-        columns = np.column_stack(
-            [
-                shares * lengths_s * fit.powers_w,
-                shares * parts,
-                shares**2 * fit.fluctuation,
-                shares[:, None] * deviations,
-            ]
-        )
-        sums = np.vstack([np.zeros(columns.shape[1]), np.cumsum(columns, axis=0)])
-        return sums[:, 0], sums[:, 1], sums[:, 2], sums[:, 3:]
+    def curves(shares: Any) -> Any:
+        """Return the integrals of energy, shares and squared shares up to each edge of a cell."""
+        columns = lengths_s[:, None] * np.column_stack([shares * powers_w, shares, shares**2])
+        return np.vstack([np.zeros(3), np.cumsum(columns, axis=0)])
 
-    def fluctuation(first: Any, last: Any, tick: Any) -> Any:
-        """Return the part of the variance from fluctuation in a part of a tick."""
-        return squared[last] - squared[first] - (linear[last] - linear[first]) ** 2 * totals[tick]
+    widths_s = np.add.reduceat(lengths_s, edges[:-1])
 
-    joules, linear, squared, by_basis = curves(cells.idle)
-    means = np.diff(linear[edges])
-    steps = np.diff(np.concatenate([[0.0], means, [0.0]]))
-    idle_j, idle_basis = joules[-1], by_basis[-1]
-    idle_variance = fluctuation(edges[:-1], edges[1:], slice(None)).sum()
-    idle_variance += (fit.moments * steps**2).sum() + (fit.unseen * means**2).sum()
+    def unknown(sums: Any, begins: Any, ends: Any, tick: Any) -> Any:
+        """Return how unevenly the cells of a part of a tick are shared (s); their sum is known."""
+        return sums[ends, 2] - sums[begins, 2] - (sums[ends, 1] - sums[begins, 1]) ** 2 / widths_s[tick]
 
-    joules, linear, squared, by_basis = curves(cells.shares)
-    first, last = cells.begins, cells.ends
+    idle = curves(cells.idle)
+    everywhere = unknown(idle, edges[:-1], edges[1:], slice(None)).sum()
+    sums = curves(cells.shares)
+    whole = np.concatenate([[0.0], np.cumsum(unknown(sums, edges[:-1], edges[1:], slice(None)))])
     # The ticks in which each request begins and ends.
     left = np.searchsorted(edges, first, "right") - 1
     right = np.maximum(np.searchsorted(edges, last, "left") - 1, left)
     alone = left == right
-    first_end, last_start = np.where(alone, last, edges[left + 1]), np.where(alone, last, edges[right])
-    means = np.diff(linear[edges])
-    at_first = linear[first_end] - linear[first]
-    at_last = linear[last] - linear[last_start]
-
-    def between(values: Any) -> Any:
-        """Return the sum over the ticks between those of the edges."""
-        sums = np.concatenate([[0.0], np.cumsum(values)])
-        return np.where(right - left > 1, sums[right] - sums[np.minimum(left + 1, right)], 0.0)
-
-    variances = (
-        fluctuation(first, first_end, left)
-        + between(fluctuation(edges[:-1], edges[1:], slice(None)))
-        + fluctuation(last_start, last, right)
-    )
-    variances += (
-        fit.unseen[left] * at_first**2 + between(fit.unseen * means**2) + fit.unseen[right] * at_last**2
-    )
-    # The mean share in each tick of a request is that of all moments; only at its edges it is less.
-    steps = fit.moments[:-1] * np.diff(np.concatenate([[0.0], means])) ** 2
-    inner = np.where(right - left > 1, between(steps) - steps[np.minimum(left + 1, right)], 0.0)
-    second = np.where(right - left > 1, means[np.minimum(left + 1, right)], at_last)
-    before_last = np.where(right - left > 1, means[np.maximum(right - 1, left)], at_first)
-    variances += (
-        fit.moments[left] * at_first**2 + fit.moments[right + 1] * np.where(alone, at_first, at_last) ** 2
-    )
-    variances += np.where(alone, 0.0, fit.moments[left + 1] * (at_first - second) ** 2)
-    variances += inner + np.where(right - left > 1, fit.moments[right] * (before_last - at_last) ** 2, 0.0)
-    basis = by_basis[last] - by_basis[first] + idle_basis
-    variances += np.einsum("ni,ij,nj->n", basis, fit.coefficients, basis) + idle_variance
-    most = len(cells.shares) - 1
-    shift_w = fit.powers_w[np.maximum(last - 1, 0)] * cells.shares[np.maximum(last - 1, 0)]
-    shift_w = shift_w - fit.powers_w[np.minimum(first, most)] * cells.shares[np.minimum(first, most)]
-    variances += clock_s2 * shift_w**2
-    return weights * (joules[last] - joules[first] + idle_j), weights**2 * variances
+    uneven = unknown(sums, first, np.where(alone, last, edges[left + 1]), left)
+    uneven += np.where(alone, 0.0, unknown(sums, edges[right], last, right))
+    uneven += np.where(alone, 0.0, whole[right] - whole[np.minimum(left + 1, right)])
+    # A tick may have been seen late, and each edge of a request moves with the clock.
+    gaps_s = np.array([tick.gap_s for tick in ticks])
+    at_edges = (powers_w * cells.shares)[np.stack([first, last - 1])] ** 2
+    moved = at_edges * (clock_s2 + np.stack([gaps_s[left], gaps_s[right + 1]]) ** 2 / 12)
+    variances = variance * (uneven + everywhere) + moved.sum(axis=0)
+    return weights * (sums[last, 0] - sums[first, 0] + idle[-1, 0]), weights**2 * variances

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from pytest_llenergy.backends.base import BackendSpec, BackendWorker
-from pytest_llenergy.backends.convert import convert_draft_model, convert_in_subprocess
+from pytest_llenergy.backends.convert import convert_in_subprocess
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.errors import LLEnergyError, WorkerError
 from pytest_llenergy.ranks import timeouts
@@ -51,8 +51,7 @@ class Load:
         """Return the request to the ranks, after conversions that need packages of pytest's interpreter."""
         converts = self.spec.python is not None and self.spec.reads == "directory"
         model = convert_in_subprocess(self.model) if converts else self.model
-        options = convert_draft_model(dict(self.options)) if converts else self.options
-        return {"factory": self.spec.factory, "model": asdict(model), "options": options}
+        return {"factory": self.spec.factory, "model": asdict(model), "options": self.options}
 
 
 @dataclass

@@ -184,7 +184,6 @@ class Tokens(StoredStruct, frozen=True, omit_defaults=True):
     Attributes:
         drafted: Tokens that speculative decoding proposed; None without it.
         accepted: Drafted tokens that the model has confirmed; part of ``output``.
-        computed: Tokens computed for the output if they are more, such as those of all beams.
         cached: Prompt tokens taken from a prefix cache that the test allows; None without one.
     """
 
@@ -192,7 +191,6 @@ class Tokens(StoredStruct, frozen=True, omit_defaults=True):
     output: Count
     drafted: Count | None = None
     accepted: Count | None = None
-    computed: Count | None = None
     cached: Count | None = None
 
 

@@ -52,7 +52,6 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
         chunk_ns: When each chunk of a stream arrived, if one of them held several tokens.
         drafted_tokens: Tokens that speculative decoding proposed; None without it.
         accepted_tokens: Drafted tokens that the model has confirmed. They are part of the output.
-        computed_tokens: Tokens computed for the output if they are more, such as those of all beams.
     """
 
     input_tokens: int
@@ -65,7 +64,6 @@ class RequestTimeline(msgspec.Struct, frozen=True, kw_only=True):
     due_ns: int | None = None
     drafted_tokens: int | None = None
     accepted_tokens: int | None = None
-    computed_tokens: int | None = None
     cached_tokens: int | None = None
 
 

@@ -53,7 +53,7 @@ def flops(ranks: LoadedRanks, prompts: list[str], **params: Any) -> tuple[Flops,
 
 @pytest.fixture(scope="module")
 def eager() -> Iterator[LoadedRanks]:
-    with LoadedRanks(dtype="float32", attention="eager") as ranks:
+    with LoadedRanks(dtype="float32", attn_implementation="eager") as ranks:
         yield ranks
 
 

@@ -35,14 +35,14 @@ import pytest
 from pytest_llenergy.backends.traffic import synthetic
 
 REQUESTS = synthetic(count=3, input_tokens=20, output_tokens=2)
-LOOKUP = {"method": "prompt_lookup", "num_tokens": 4}
+LOOKUP = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 
-@pytest.mark.backend_options(attention="eager", no_repeat_ngram_size=2, prefix_cache=False)
+@pytest.mark.backend_options(attn_implementation="eager", no_repeat_ngram_size=2)
 def test_options(energy, backend):
     energy(backend.generate, ["abc"], max_new_tokens=4, ignore_eos=True)
 
 def test_drafts(energy, backend):
-    drafting = backend.with_options(dtype="float32", speculative=LOOKUP)
+    drafting = backend.with_options(dtype="float32", **LOOKUP)
     energy(drafting.generate, ["abc abc abc abc"], max_new_tokens=24, ignore_eos=True)
 
 def test_requests(energy, backend):
@@ -96,7 +96,7 @@ def test_every_kind_of_work_is_recorded(quick: pytest.Pytester, read_report: Rea
     check_drafts(found["drafts"])
     check_shards(found["sharded"])
     options_of = found["options"]["backend"]["options"]
-    assert (options_of["attention"], options_of["no_repeat_ngram_size"]) == ("eager", "2")
+    assert (options_of["attn_implementation"], options_of["no_repeat_ngram_size"]) == ("eager", "2")
     requests = found["requests"]
     assert requests["rounds"][0]["tokens"] == {"input": 60, "output": 6}
     generation = requests["backend"]["generation"]

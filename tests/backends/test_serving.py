@@ -13,7 +13,6 @@ import pytest
 from pytest_llenergy.backends.server.answers import (
     Answer,
     FailedRequestError,
-    has_tokens_after,
     read_answer,
 )
 from pytest_llenergy.backends.server.client import Stream
@@ -189,11 +188,6 @@ class TestStreams:
             (150, DONE),
         ]
         assert answer(*parts).token_ids == [7, 9]
-
-    def test_reasoning_is_late_like_text(self) -> None:
-        thought = {"text": "", "delta": {"reasoning_content": "a"}}
-        sent = stream((110, event(choice=thought)), (130, event(choice=thought)), (150, event()))
-        assert [has_tokens_after(sent, at_ms * MS) for at_ms in (100, 129, 130)] == [True, True, False]
 
     @pytest.mark.parametrize(
         ("given", "kind", "message"),

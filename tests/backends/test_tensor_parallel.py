@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.backends.transformers.parallel import check_degrees
+from pytest_llenergy.backends.transformers.parallel import load_onto_devices
 from pytest_llenergy.errors import BackendError, WorkerError
 from pytest_llenergy.record.record import Parallel
 
@@ -19,17 +20,6 @@ from .loaded_ranks import PROMPTS, TINY, LoadedRanks
 Read = Callable[..., dict[str, Any]]
 
 IDS = [[20, 30, 40, 50, 60, 70], [25, 24, 23, 22, 21, 20]]
-
-
-class Config:
-    """The inspected fields of a config."""
-
-    def __init__(self, heads: int, kv_heads: int | None) -> None:
-        self.num_attention_heads, self.num_key_value_heads = heads, kv_heads
-
-    def get_text_config(self, *, decoder: bool) -> Config:
-        assert decoder
-        return self
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +98,6 @@ class TestTwoRanks:
         assert len(timeline.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "tensor", "fits"),
-    [(9, 3, 3, True), (9, 3, 2, False), (32, 8, 16, False), (12, None, 5, False), (8, None, 4, True)],
-)
-def test_a_degree_that_does_not_divide_the_heads_is_refused_before_loading(
-    heads: int, kv_heads: int | None, tensor: int, fits: bool
-) -> None:
-    if fits:
-        check_degrees(Config(heads, kv_heads), Parallel(tensor=tensor), "m")
-        return
-    message = f"m has {heads} attention heads and {kv_heads or heads} KV heads, and tensor={tensor} does not"
-    with pytest.raises(BackendError, match=message):
-        check_degrees(Config(heads, kv_heads), Parallel(tensor=tensor), "m")
-
-
 class TestRanksThatDisagree:
     @pytest.mark.parametrize(
         ("ids", "message"),
@@ -166,5 +141,6 @@ class TestShards:
 
 
 def test_tensor_parallelism_and_placement_are_exclusive() -> None:
-    with pytest.raises(BackendError, match="tensor=2 and placement=2 are exclusive: a layer is either"):
-        check_degrees(Config(8, 8), Parallel(tensor=2, placement=2), "m")
+    context = RankContext(parallel=Parallel(tensor=2, placement=2))
+    with pytest.raises(BackendError, match="either sharded"):
+        load_onto_devices(None, "", {}, context, "cpu")

@@ -22,7 +22,7 @@ Read = Callable[..., dict[str, Any]]
 #: A repetitive prompt, so that continuations can be looked up in it.
 PROMPT = ["abc abc abc abc"]
 
-LOOKUP: dict[str, Any] = {"method": "prompt_lookup", "num_tokens": 4}
+LOOKUP: dict[str, Any] = {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +66,9 @@ def test_without_assistance_each_token_has_its_own_step(alone: Generation) -> No
 
 
 def test_prompt_lookup_gives_the_same_tokens(alone: Generation) -> None:
-    with LoadedRanks(speculative=LOOKUP, dtype="float32") as ranks:
+    with LoadedRanks(**LOOKUP, dtype="float32") as ranks:
         actual = ranks.info.options
-        assert (actual["prompt_lookup_num_tokens"], actual["max_matching_ngram_size"]) == (4, 2)
+        assert (actual["prompt_lookup_num_tokens"], actual["max_matching_ngram_size"]) == ("4", "2")
         generation, _ = ranks.generate(PROMPT, max_new_tokens=24)
         ended, _ = ranks.generate(PROMPT, max_new_tokens=24, stop_token_ids=[alone.token_ids[0][9]])
     assert generation.token_ids == alone.token_ids
@@ -78,7 +78,7 @@ def test_prompt_lookup_gives_the_same_tokens(alone: Generation) -> None:
 
     tokenizer: Any = AutoTokenizer.from_pretrained(pretrained_path(resolve_model(TINY)))
     drafted, accepted = look_up_by_hand(
-        tokenizer(PROMPT[0])["input_ids"], alone.token_ids[0], LOOKUP["num_tokens"]
+        tokenizer(PROMPT[0])["input_ids"], alone.token_ids[0], LOOKUP["prompt_lookup_num_tokens"]
     )
     assert (request.drafted_tokens, request.accepted_tokens) == (drafted, accepted)
     assert 0 < accepted < drafted

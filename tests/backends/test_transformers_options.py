@@ -11,12 +11,9 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.transformers.options import refuse_together
 from pytest_llenergy.errors import BackendError
 
 from .loaded_ranks import LoadedRanks
-
-LOOKED_UP = {"method": "prompt_lookup", "num_tokens": 3}
 
 #: Prepares a batch twice with two rounds each, without and with ``compile``; then lists child processes.
 COMPILES = """
@@ -26,7 +23,7 @@ from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.transformers.backend import TransformersBackend
-from pytest_llenergy.backends.transformers.options import count_compiled_graphs
+from pytest_llenergy.backends.transformers.compiling import count_compiled_graphs
 
 def tell(options):
     backend = TransformersBackend()
@@ -48,13 +45,6 @@ print(json.dumps(actual))
 """
 
 
-def test_options_that_do_not_work_together_are_refused() -> None:
-    message = "tensor=2 does not work with compile, lora; leave one out"
-    with pytest.raises(BackendError, match=message):
-        refuse_together("tensor=2", {"compile": True, "lora": "x", "dtype": "x"}, ("compile", "lora"))
-    refuse_together("tensor=2", {"compile": False}, ("compile",))
-
-
 @pytest.mark.parametrize(
     ("params", "prompts", "message"),
     [
@@ -66,8 +56,11 @@ def test_what_the_library_refuses_late_is_one_line(
     params: dict[str, Any], prompts: list[str], message: str
 ) -> None:
     with (
-        LoadedRanks(dtype="float32", speculative=LOOKED_UP) as ranks,
-        pytest.raises(BackendError, match=f"transformers cannot generate: {message}[^\n]*$"),
+        LoadedRanks(dtype="float32", prompt_lookup_num_tokens=3) as ranks,
+        pytest.raises(
+            BackendError,
+            match=f"cannot generate with [^\n]*=3: {message}[^\n]*$",
+        ),
     ):
         ranks.generate(prompts, **params)
 

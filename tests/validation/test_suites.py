@@ -91,9 +91,9 @@ def test_random_weights_are_reproducible_and_recorded(model: ModelSource) -> Non
     from transformers import AutoModelForCausalLM
 
     before = AutoModelForCausalLM.from_pretrained
-    backend, info = made(model, attention="eager")
+    backend, info = made(model, attn_implementation="eager")
     assert info.options["weights"] == "drawn at random"
-    assert info.options["attention"] == "eager"
+    assert info.options["attn_implementation"] == "eager"
     assert info.dtype == "bfloat16"
     hidden = SIZES["tiny"][0]
     assert info.options["parameters"] > 2 * 32000 * hidden

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
-from pytest_llenergy.backends.models import ModelSource, gguf_hint
+from pytest_llenergy.backends.models import ModelSource
 
 
 def refuses(model: ModelSource) -> str | None:
     """Return why llama.cpp cannot read a model. It reads GGUF files."""
-    return (
-        None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}{gguf_hint(model)}"
-    )
+    return None if model.kind == "gguf" else f"llama-cpp reads .gguf files, not {model.label}"
 
 
 SPEC = BackendSpec(
@@ -21,7 +19,7 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[llama-cpp]'",
     capabilities=Capabilities(
         data=True,
-        options=("dtype", "kv_cache_dtype", "attention", "chunked_prefill", "lora"),
+        options=("dtype", "lora"),
         passes=True,
         timestamps="step",
     ),

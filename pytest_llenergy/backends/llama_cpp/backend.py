@@ -14,7 +14,6 @@ from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.gguf_files import converted_gguf, describe_gguf_weights
 from pytest_llenergy.backends.llama_cpp.server import CONTEXT_STEP, SMALLEST, Capacity, LlamaServer
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.options import find_step_tokens
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Precision
@@ -118,7 +117,6 @@ class LlamaCppBackend:
 
         self._server: LlamaServer | None = None
         self._options, self._context = options, context
-        self._step = find_step_tokens("llama-cpp", options)
         dtype = options.get("dtype")
         file = Path(model.location) if dtype is None else converted_gguf("llama-cpp", model, str(dtype))
         self._file, self._label = str(file), model.label
@@ -139,12 +137,11 @@ class LlamaCppBackend:
             options={
                 **{name: str(value) for name, value in options.items()},
                 "prefix_caching": False,
-                "flash_attention": str(options.get("attention", "auto")),
                 "threads": context.threads,
                 "device": "CPU",
                 # Set by ``_with_capacity`` for each batch, whose tokens are in the record.
                 "n_ctx": f"what the batch needs, in steps of {CONTEXT_STEP} a prompt",
-                "n_batch": self._step or f"the prompts of the batch, in steps of {CONTEXT_STEP}",
+                "n_batch": f"the prompts of the batch, in steps of {CONTEXT_STEP}",
                 "n_ubatch": f"n_batch, {options.get('n_ubatch', xllamacpp.CommonParams().n_ubatch)} at most",
                 "system": " ".join(str(xllamacpp.get_system_info()).split()),
             },
@@ -182,7 +179,7 @@ class LlamaCppBackend:
         capacity = Capacity(
             prompts=len(rows),
             tokens=_round_up(max(lengths) + new),
-            step=self._step or _round_up(sum(lengths)),
+            step=_round_up(sum(lengths)),
         )
         if self._server is None or self._server.capacity != capacity:
             self.close()

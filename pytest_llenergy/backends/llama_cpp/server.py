@@ -24,28 +24,10 @@ from typing import Any
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.gguf_files import FLOATS
 from pytest_llenergy.backends.llama_cpp import SPEC
-from pytest_llenergy.backends.options import NO_PREFIX_CACHE, select_options, show_options
+from pytest_llenergy.backends.options import select_options, show_options
 from pytest_llenergy.backends.precision import captured_log, list_types
 from pytest_llenergy.backends.timeouts import LOG_POLL_S, LOG_TIMEOUT_S
 from pytest_llenergy.errors import BackendError, ModelError
-
-#: Values of the load option ``attention``, with llama.cpp's names.
-ATTENTIONS = {"flash": "ENABLED", "eager": "DISABLED"}
-
-_BY_BATCH = "it is set for each batch"
-#: Fields of llama.cpp's parameters that are set here, with the reason.
-RESERVED = {
-    **dict.fromkeys(("n_parallel", "n_ctx", "n_batch", "kv_unified", "fit_params", "ctx_shift"), _BY_BATCH),
-    **dict.fromkeys(
-        ("cache_prompt", "cache_idle_slots", "cache_ram_mib", "n_cache_reuse", "n_ctx_checkpoints"),
-        NO_PREFIX_CACHE,
-    ),
-    **dict.fromkeys(("cpuparams", "cpuparams_batch"), "set OMP_NUM_THREADS"),
-    **dict.fromkeys(("model", "hostnames", "port", "ui", "n_threads_http", "verbosity"), "it is set here"),
-    **{"cache_type_k": "use kv_cache_dtype", "cache_type_v": "use kv_cache_dtype"},
-    **{"flash_attn_type": "use attention", "lora_adapters": "use lora"},
-    "n_gpu_layers": "it has no GPU here, since its wheel is for the CPU",
-}
 
 #: Cache sizes are multiples of this (``GGML_PAD(n_ctx, 256)``, llama-context.cpp).
 CONTEXT_STEP = 256
@@ -145,35 +127,34 @@ def _server_parameters(options: Mapping[str, Any], capacity: Capacity, threads: 
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    native = select_options("llama-cpp", options, SPEC.capabilities.options, RESERVED)
-    for name, value in native.items():
+    ours: dict[str, Any] = {
+        "ui": False,
+        "verbosity": ERRORS_ONLY,
+        "n_threads_http": 1,
+        "n_gpu_layers": 0,
+        "n_parallel": capacity.prompts,
+        # Divided evenly among the prompts.
+        "n_ctx": capacity.prompts * capacity.tokens,
+        "kv_unified": False,
+        "n_batch": capacity.step,
+        # Would silently change settings that do not fit into memory.
+        "fit_params": False,
+        "ctx_shift": False,
+        # With a prompt cache, a repeated prompt would cost almost nothing.
+        "cache_prompt": False,
+        "cache_idle_slots": False,
+        **dict.fromkeys(("cache_ram_mib", "n_cache_reuse", "n_ctx_checkpoints"), 0),
+    }
+    if dtype := options.get("dtype"):
+        ours |= dict.fromkeys(("cache_type_k", "cache_type_v"), f"GGML_TYPE_{FLOATS[dtype]}")
+    nested = ("model", "hostnames", "port", "cpuparams", "cpuparams_batch", "lora_adapters")
+    passed = select_options("llama-cpp", options, SPEC.capabilities.options, (*ours, *nested))
+    for name, value in {**ours, **passed}.items():
         _set_parameter(params, name, value)
-    if kind := options.get("kv_cache_dtype") or options.get("dtype"):
-        for name in ("cache_type_k", "cache_type_v"):
-            _set_parameter(params, name, f"GGML_TYPE_{FLOATS.get(kind, str(kind)).upper()}")
-    if attention := options.get("attention"):
-        word = ATTENTIONS.get(attention, attention)
-        _set_parameter(params, "flash_attn_type", f"LLAMA_FLASH_ATTN_TYPE_{word}")
     if lora := options.get("lora"):
         params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
-    params.ui = False
-    params.verbosity = ERRORS_ONLY
-    params.n_threads_http = 1
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.n_gpu_layers = 0
-    params.n_parallel = capacity.prompts
-    # Divided evenly among the prompts.
-    params.n_ctx = capacity.prompts * capacity.tokens
-    params.kv_unified = False
-    params.n_batch = capacity.step
     params.n_ubatch = min(capacity.step, params.n_ubatch)
-    # Would silently change settings that do not fit into memory.
-    params.fit_params = False
-    params.ctx_shift = False
-    # With a prompt cache, a repeated prompt would cost almost nothing.
-    params.cache_prompt = False
-    params.cache_idle_slots = False
-    params.cache_ram_mib = params.n_cache_reuse = params.n_ctx_checkpoints = 0
     return params
 
 

@@ -28,7 +28,7 @@ SPEC = BackendSpec(
         opaque=True,
         gpu=True,
         tasks=("generate", "serve"),
-        options=("command", "url", "health", "model", "key_env", "timeout_s"),
+        options=("command", "url", "model", "key_env", "timeout_s"),
         batching=("continuous",),
         timestamps="token",
     ),

@@ -175,13 +175,6 @@ def answer_text(stream: Stream) -> str:
     return join_texts([chunk.text for chunk in _read_chunks(stream.reads)])
 
 
-def has_tokens_after(stream: Stream, time_ns: int) -> bool:
-    """Return whether a stream, which may go on, has text or reasoning that arrived after a time."""
-    # Begins in the middle of an event perhaps, which is left out.
-    late = [read for read in stream.reads if read[0] > time_ns]
-    return any(chunk.has_text for chunk in _read_chunks(late))
-
-
 def read_answer(stream: Stream, name: str) -> Answer:
     """Read the answer of one request, whose name is for messages.
 

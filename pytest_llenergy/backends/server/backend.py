@@ -33,7 +33,6 @@ from pytest_llenergy.backends.server.settings import (
     HOST,
     Address,
     ServerSettings,
-    check_degrees,
     find_degrees,
     find_free_port,
     show_degrees,
@@ -53,9 +52,8 @@ class ServerBackend:
     """Completions of any server with the OpenAI API on this host; each prompt is a streamed request.
 
     Load options: ``command`` to start a server, with the placeholders ``{model}``, ``{port}``, ``{host}``,
-    ``{threads}`` and ``{gpus}``; ``url`` of a running one; ``health``, the path that answers 200 when it is
-    ready; ``model``, its name in the API; ``key_env``, the environment variable with its API key;
-    ``timeout_s``, the time it may take to start.
+    ``{threads}`` and ``{gpus}``; ``url`` of a running one; ``model``, its name in the API; ``key_env``, the
+    environment variable with its API key; ``timeout_s``, the time it may take to start.
     """
 
     def __init__(self) -> None:
@@ -162,8 +160,6 @@ class ServerBackend:
         command = self._fill_in(model, settings, address, context)
         degrees = find_degrees(command)
         if command:
-            if context.devices != ("cpu",):
-                check_degrees(degrees, len(context.devices))
             if pids := find_listeners(address):
                 raise BackendError(
                     f"server: port {address.port} is used by process {min(pids)}; choose another"

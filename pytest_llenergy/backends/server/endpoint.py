@@ -212,15 +212,14 @@ def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAliv
 
     ``named`` is the model, for messages. Returns the path that says so.
     """
-    paths = (settings.health,) if settings.health else READY_PATHS
     deadline = time.monotonic() + (settings.timeout_s if settings.words else 0.0)
     while True:
-        for path in paths:
+        for path in READY_PATHS:
             answer = client.get(path, HEALTH_TIMEOUT_S)
             if answer.status not in ABSENT:
                 break
         # A server with neither path is asked for a completion next.
-        if answer.status == 200 or (answer.status in ABSENT and not settings.health):
+        if answer.status == 200 or answer.status in ABSENT:
             return path
         _check_allowed(answer)
         check_alive(f"{named} before GET {path} gave 200")
@@ -231,8 +230,7 @@ def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAliv
     if not settings.words:
         raise BackendError(f"server: GET {path} at {client.url}: {last}; is it running, and ready?")
     raise ServerError(
-        f"server: not ready after {settings.timeout_s:g} s, GET {path}: {last}; see the "
-        "load option health and --energy-timeout"
+        f"server: not ready after {settings.timeout_s:g} s, GET {path}: {last}; see --energy-timeout"
     )
 
 

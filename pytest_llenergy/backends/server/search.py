@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
-from pytest_llenergy.backends.server.answers import explain_status, has_tokens_after
+from pytest_llenergy.backends.server.answers import explain_status
 from pytest_llenergy.backends.server.client import Client, Stream
 from pytest_llenergy.backends.tasks import Probe
-from pytest_llenergy.backends.timeouts import RETRY_S, SETTLE_S
+from pytest_llenergy.backends.timeouts import END_WAIT_S, RETRY_S, SETTLE_S
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Flag
@@ -27,8 +27,8 @@ IDLE_TIMES, IDLE_S, STEADY_SHARE = 1.5, 0.05, 0.8
 class MissCounter:
     """Counts the requests of a load that have missed the SLO while it runs; ``allowed`` may.
 
-    It never overcounts: a first token does not arrive before the first byte, and a request with an answer is
-    late only if a token was, since servers may end a stream long after its last one.
+    It never overcounts: a first token does not arrive before the first byte, and the end of a stream may come
+    some time after its last token.
     """
 
     slo: Slo
@@ -61,8 +61,8 @@ class MissCounter:
             return True
         if self.slo.e2e_s is None:
             return False
-        end_ns = stream.sent_ns + round(self.slo.e2e_s * 1e9)
-        return now_ns > end_ns and (not stream.reads or has_tokens_after(stream, end_ns))
+        end_ns = stream.reads[-1][0] if stream.ended and stream.reads else now_ns
+        return end_ns - stream.sent_ns > (self.slo.e2e_s + END_WAIT_S) * 1e9
 
 
 def end_flag(probe: Probe, asked: int, counter: MissCounter) -> Flag:

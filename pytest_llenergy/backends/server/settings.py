@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import math
 import os
 import re
 import shlex
@@ -59,12 +58,10 @@ class ServerSettings:
 
     Attributes:
         words: The command, with its placeholders.
-        health: Path that answers 200 when the server is ready; empty to try the usual ones.
     """
 
     words: tuple[str, ...]
     address: Address | None
-    health: str
     model: str
     timeout_s: float
     key_env: str = KEY_ENV
@@ -72,9 +69,7 @@ class ServerSettings:
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> ServerSettings:
         """Validate the load options."""
-        text = {name: str(options.get(name) or "") for name in ("command", "url", "health", "model")}
-        if text["health"] and not text["health"].startswith("/"):
-            raise BackendError(f"server: health is {text['health']!r}, needs a path such as /health")
+        text = {name: str(options.get(name) or "") for name in ("command", "url", "model")}
         words = _split_command(text["command"])
         if words and not text["url"] and not any("{port}" in word for word in words):
             raise BackendError(
@@ -89,7 +84,7 @@ class ServerSettings:
         if key_env != KEY_ENV and key_env not in os.environ:
             raise BackendError("server: the environment has no variable of the name that key_env gives")
         address = parse_local_url(text["url"]) if text["url"] else None
-        return cls(words, address, text["health"], text["model"], timeout_s, key_env)
+        return cls(words, address, text["model"], timeout_s, key_env)
 
     @property
     def key(self) -> str | None:
@@ -150,16 +145,6 @@ def find_degrees(command: Sequence[str]) -> dict[str, int]:
 def show_degrees(degrees: Mapping[str, int]) -> str:
     """Return degrees as ``tensor 2 x data 2``."""
     return " x ".join(f"{kind} {number}" for kind, number in degrees.items())
-
-
-def check_degrees(degrees: Mapping[str, int], gpus: int) -> None:
-    """Raise ``BackendError`` if a command asks for more or fewer GPUs than are leased."""
-    needed = math.prod(degrees.values())
-    if degrees and needed != gpus:
-        raise BackendError(
-            f"server: the command asks for {needed} GPUs ({show_degrees(degrees)}), and this test has leased "
-            f"{gpus}; write {{gpus}} in place of the number, or lease as many"
-        )
 
 
 def parse_local_url(url: str) -> Address:

@@ -11,29 +11,28 @@ from pytest_llenergy.backends.base import Job, RankContext
 from pytest_llenergy.backends.batches import check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
-from pytest_llenergy.backends.options import (
-    PROMPT_LOOKUP,
-    Speculative,
-    find_step_tokens,
-    select_options,
-)
+from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import SPEC, jobs
+from pytest_llenergy.backends.transformers.compiling import compile_config, compile_job
 from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare_embedding
 from pytest_llenergy.backends.transformers.flops import count_flops
 from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
-from pytest_llenergy.backends.transformers.options import (
-    RESERVED,
-    compile_config,
-    compile_job,
-    refuse_together,
-)
-from pytest_llenergy.backends.transformers.parallel import check_degrees, load_onto_devices
+from pytest_llenergy.backends.transformers.parallel import load_onto_devices
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import Flops
+
+#: Options of transformers that decide about devices, the model, or how many sequences a prompt gets.
+RESERVED = (
+    *("device_map", "max_memory", "device_mesh", "tp_plan", "tp_size", "distributed_config"),
+    *("offload_folder", "config", "state_dict", "num_return_sequences", "return_dict_in_generate"),
+)
+
+#: The option with which ``generate`` drafts tokens, and the one with which it reads the prompt in parts.
+DRAFTS, CHUNKS = "prompt_lookup_num_tokens", "prefill_chunk_size"
 
 
 class TransformersBackend:
@@ -57,24 +56,21 @@ class TransformersBackend:
         #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
         self._generation = {name: value for name, value in passed.items() if name in names}
         loading = {name: value for name, value in passed.items() if name not in names}
-        self._draft = Speculative.parse("transformers", options)
-        if self._draft is not None and self._draft.method != PROMPT_LOOKUP:
-            raise BackendError(f"transformers: speculative: the only method is {PROMPT_LOOKUP}")
-        self._step = find_step_tokens("transformers", options)
+        self._drafts = DRAFTS in self._generation
+        if self._drafts and CHUNKS in self._generation:
+            raise BackendError(f"transformers: {DRAFTS} reads whole prompts; leave out {CHUNKS}")
         mode = options.get("compile")
         self._mode = "reduce-overhead" if mode is True else mode or None
         for kind in ("tensor", "placement"):
             if (degree := getattr(context.parallel, kind)) > 1:
-                alone = ("quantization_config", "compile", "speculative", "lora")
-                refuse_together(f"{kind}={degree}", options, alone)
+                self._refuse_with(f"{kind}={degree}", "quantization_config", "compile", "lora", DRAFTS)
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
-        attention, dtype = str(self._model.config._attn_implementation), type_name(str(self._model.dtype))
-        for name, value in {"attention": attention, "dtype": dtype}.items():
-            if options.get(name) not in (None, "auto", value):
-                raise BackendError(
-                    f"transformers: {name} is {options[name]!r}, and {model.label} runs with {value}"
-                )
+        dtype = type_name(str(self._model.dtype))
+        if options.get("dtype") not in (None, "auto", dtype):
+            raise BackendError(
+                f"transformers: dtype is {options['dtype']!r}, and {model.label} runs with {dtype}"
+            )
         self._eos = self._drop_generation_config() if self._generates else set[int]()
         return BackendInfo(
             name="transformers",
@@ -85,7 +81,7 @@ class TransformersBackend:
             precision=self._precision(dtype),
             options={
                 **{name: str(value) for name, value in options.items()},
-                "attention": attention,
+                "attn_implementation": str(self._model.config._attn_implementation),
                 "torch": str(torch.__version__),
                 "device": self._device,
                 **placement,
@@ -120,11 +116,7 @@ class TransformersBackend:
 
         path = pretrained_path(model)
         config = AutoConfig.from_pretrained(path)
-        check_degrees(config, context.parallel, model.label)
-        dtype = self._options.get("dtype") or "auto"
-        keywords: dict[str, Any] = {"dtype": dtype}
-        if (attention := self._options.get("attention")) is not None:
-            keywords["attn_implementation"] = attention
+        keywords: dict[str, Any] = {"dtype": self._options.get("dtype") or "auto"}
         if "quantization_config" in loading:
             # Some quantised weights cannot be moved.
             keywords["device_map"] = {"": self._device}
@@ -155,18 +147,8 @@ class TransformersBackend:
         """Prepare a padded batch, compiled if that was asked for."""
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
-        if self._draft and (self._step or params.num_beams > 1):
-            raise BackendError(
-                "transformers: speculative takes a whole prompt and makes one sequence; leave out "
-                "chunked_prefill and num_beams"
-            )
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
-        if params.repetition_penalty != 1 and not bool(inputs["attention_mask"].all()):
-            raise BackendError(
-                "transformers: repetition_penalty would also apply to the token that pads shorter prompts; "
-                "give prompts of one length"
-            )
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
@@ -179,8 +161,6 @@ class TransformersBackend:
                 pad,
                 # On a GPU transformers would compile the steps of a static cache by default.
                 **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
-                **self._lookup(),
-                prefill_chunk_size=self._step,
                 **self._generation,
             )
         job = TransformersJob(
@@ -190,7 +170,7 @@ class TransformersBackend:
             config=config,
             seed=params.seed,
             ends=ends,
-            drafts=self._draft is not None,
+            drafts=self._drafts,
             passed=self._generation,
         )
         if mode:
@@ -199,8 +179,7 @@ class TransformersBackend:
 
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
-        ignored = ("compile", "chunked_prefill", "speculative", *self._generation)
-        refuse_together("embed", self._options, ignored)
+        self._refuse_with("embed", "compile", *self._generation)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, _done: Result) -> Flops:
@@ -230,11 +209,10 @@ class TransformersBackend:
             recorded |= {"compile": self._mode, "compiled": "decoding steps"}
         if (lora := self._options.get("lora")) is not None:
             recorded |= jobs.load_adapter(self._model, str(lora))
-        return recorded | self._lookup()
+        return recorded
 
-    def _lookup(self) -> dict[str, Primitive]:
-        """Return what drafts from the prompt, for ``GenerationConfig`` and records."""
-        draft = self._draft
-        if draft is None:
-            return {}
-        return {"prompt_lookup_num_tokens": draft.num_tokens, "max_matching_ngram_size": draft.max_ngram}
+    def _refuse_with(self, what: str, *names: str) -> None:
+        """Raise ``BackendError`` for load options that would be ignored, or do not work, with something."""
+        given = [name for name in names if self._options.get(name) not in (None, False)]
+        if given:
+            raise BackendError(f"transformers: {what} does not work with {', '.join(given)}; leave one out")

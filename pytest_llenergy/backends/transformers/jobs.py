@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from pytest_llenergy.backends.batches import batch_result
 from pytest_llenergy.backends.models import first_error_line
 from pytest_llenergy.backends.options import show_options
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
-from pytest_llenergy.record.timeline import RequestTimeline
 
 #: What transformers raises for options and combinations that it does not take.
 INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
@@ -56,16 +56,6 @@ class StepClock:
     def end(self) -> None:
         """Do nothing: the last step was already recorded."""
 
-    def __call__(self, input_ids: Any, _scores: Any, **_: Any) -> Any:
-        """Record the time of a step of beam search, which takes no streamer but asks whether to stop."""
-        import torch
-
-        if input_ids.is_cuda:
-            torch.cuda.synchronize(input_ids.device)
-        self.tokens_ns.append(time.monotonic_ns())
-        self.steps += 1
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
-
 
 class DraftCounter:
     """A hook of the model that counts the drafted tokens that it checks.
@@ -96,7 +86,6 @@ def generation_config(params: GenerationParams, ends: frozenset[int], pad: int, 
         cache_implementation="static" if params.cache == "static" else None,
         do_sample=params.do_sample,
         **params.drawn,
-        **params.extras,
         **keywords,
     )
 
@@ -126,47 +115,28 @@ class TransformersJob:
 
         torch.manual_seed(self.seed)
         clock = StepClock()
-        watch = {"stopping_criteria": [clock]} if self._beams > 1 else {"streamer": clock}
         counter = DraftCounter(self.inputs["input_ids"].shape[1])
         with torch.inference_mode(), ExitStack() as stack:
             if self.drafts:
                 hook = self.model.register_forward_pre_hook(counter, with_kwargs=True)
                 stack.callback(hook.remove)
             stack.enter_context(translate_value_errors(self.passed))
-            output = self.model.generate(**self.inputs, generation_config=self.config, **watch)
+            output = self.model.generate(**self.inputs, generation_config=self.config, streamer=clock)
         return output, clock, counter.drafted
 
     def result(self, outcome: tuple[Any, StepClock, int]) -> Generation:
         output, clock, drafted = outcome
         mask = self.inputs["attention_mask"]
         token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
-        requests = [
-            self._timeline(int(length), len(ids), clock)
-            for length, ids in zip(mask.sum(dim=1).tolist(), token_ids, strict=True)
-        ]
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        made = batch_result(texts, token_ids, mask.sum(dim=1).tolist(), clock.tokens_ns)
         if self.drafts:
             # Each step makes one token itself; the rest of its tokens were drafted.
             accepted = len(clock.tokens_ns) - clock.steps
             counted = {"drafted_tokens": drafted, "accepted_tokens": accepted}
-            requests = [msgspec.structs.replace(request, **counted) for request in requests]
-        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        return Generation(texts=texts, token_ids=token_ids, requests=requests)
-
-    @property
-    def _beams(self) -> int:
-        return int(self.config.num_beams or 1)
-
-    def _timeline(self, length: int, count: int, clock: StepClock) -> RequestTimeline:
-        # Which beam is the best is known at the end only.
-        is_beam = self._beams > 1
-        return RequestTimeline(
-            input_tokens=length,
-            output_tokens=count,
-            first_token_ns=clock.tokens_ns[0],
-            last_token_ns=clock.tokens_ns[-1 if is_beam else count - 1],
-            token_ns=() if is_beam else tuple(clock.tokens_ns[:count]),
-            computed_tokens=self._beams * clock.steps if is_beam else None,
-        )
+            requests = [msgspec.structs.replace(request, **counted) for request in made.requests]
+            made = msgspec.structs.replace(made, requests=requests)
+        return made
 
 
 def load_adapter(model: Any, directory: str) -> dict[str, Primitive]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.record import Parallel
 
 #: How accelerate distributes layers: evenly by memory, without filling one device before the next.
 DEVICE_MAP = "balanced"
@@ -28,30 +27,6 @@ def verify_placement(model: Any, n: int) -> dict[str, str]:
             f"on disk or in the host's memory): {layout}; the model needs other GPUs"
         )
     return {"device_map": DEVICE_MAP, "hf_device_map": layout}
-
-
-def check_degrees(config: Any, degrees: Parallel, label: str) -> None:
-    """Check from the configuration alone that a model can be split, before any weight is read.
-
-    transformers would load it and fail with a shape error in the first forward pass.
-    """
-    tensor = degrees.tensor
-    if tensor == 1:
-        return
-    if degrees.placement > 1:
-        raise BackendError(
-            f"transformers: tensor={tensor} and placement={degrees.placement} are exclusive: a layer is "
-            "either sharded or placed whole"
-        )
-    text = config.get_text_config(decoder=True)
-    heads = getattr(text, "num_attention_heads", None)
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    counts = [count for count in (heads, kv_heads) if isinstance(count, int)]
-    if any(count % tensor for count in counts):
-        raise BackendError(
-            f"transformers: {label} has {heads} attention heads and {kv_heads} KV heads, and tensor={tensor} "
-            "does not divide both"
-        )
 
 
 @contextmanager
@@ -128,6 +103,8 @@ def load_onto_devices(
     Returns the model and what goes into the record.
     """
     degrees = context.parallel
+    if degrees.tensor > 1 and degrees.placement > 1:
+        raise BackendError("transformers: a layer is either sharded (tensor) or placed whole (placement)")
     if degrees.tensor > 1:
         with sharded_loading(context, device) as distributed_config:
             model = load_complete(loader, path, **keywords, distributed_config=distributed_config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.models import refuse_other_formats
-from pytest_llenergy.backends.options import COMMON_OPTIONS
 
 SPEC = BackendSpec(
     name="vllm",
@@ -24,9 +23,8 @@ SPEC = BackendSpec(
         tensor=True,
         pipeline=True,
         gpu=True,
-        options=COMMON_OPTIONS,
+        options=("dtype", "prefix_cache", "lora"),
         passes=True,
-        sampling=("repetition_penalty", "presence_penalty", "frequency_penalty", "min_p"),
         batching=("continuous",),
         timestamps="token",
     ),

@@ -16,16 +16,17 @@ from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.batches import check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
-from pytest_llenergy.backends.options import PREFIXES_REUSED
+from pytest_llenergy.backends.options import PREFIXES_REUSED, select_options
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.backends.vllm.options import effective_settings, engine_keywords
 from pytest_llenergy.errors import BackendError, WorkerPlacementError
+from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import RequestTimeline
 
-#: vLLM 0.32: when pipeline workers meet on a CPU, the second one fails an assertion.
-NO_PIPELINE_ON_CPU = "vLLM's CPU workers do not support pipeline parallelism; use tensor"
+#: Key-value cache of each worker on a CPU. By default vLLM takes 92 % of memory, and does not start if less
+#: is free (vllm/v1/worker/cpu_worker.py).
+KV_CACHE_BYTES_ON_CPU = 1 << 30
 
 #: For each step: when it ended (``CLOCK_MONOTONIC``), and the new tokens of each request that it served.
 Steps = list[tuple[int, Any]]
@@ -118,13 +119,10 @@ def _count_drafts(draft: Any) -> dict[str, Any]:
 
 
 class VllmBackend:
-    """``vllm.LLM``, its core in the rank's process. Load options are described in ``options``."""
+    """``vllm.LLM``, its core in the rank's process. Load options are arguments of ``vllm.EngineArgs``."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         on_cpu = context.devices == ("cpu",)
-        parallel = context.parallel
-        if on_cpu and parallel.pipeline > 1:
-            raise BackendError(f"vllm: pipeline={parallel.pipeline} on the CPU: {NO_PIPELINE_ON_CPU}")
         os.environ.update(ENVIRONMENT)
         if context.scratch is not None:
             # Sockets between vLLM's processes, which it would leave behind when killed.
@@ -143,15 +141,7 @@ class VllmBackend:
 
         self._llm: Any = None
         with translate_load_errors("vllm", model, options):
-            arguments = {
-                "model": path,
-                "tensor_parallel_size": parallel.tensor,
-                "pipeline_parallel_size": parallel.pipeline,
-                "disable_log_stats": True,
-                "seed": 0,
-                **_node_arguments(context),
-                **engine_keywords(options, on_cpu=on_cpu),
-            }
+            arguments = _engine_arguments(path, options, context)
             if context.node_rank > 0:
                 config = self._follow(arguments)
             else:
@@ -182,7 +172,7 @@ class VllmBackend:
             precision=_precision(config),
             options={
                 **{name: str(value) for name, value in options.items()},
-                **effective_settings(config),
+                **_effective_settings(config),
                 "threads": context.threads,
                 "omp_threads_bind": binding,
                 "device": "cpu" if on_cpu else str(torch.cuda.get_device_name(0)),
@@ -228,7 +218,6 @@ class VllmBackend:
                 seed=params.seed + number if params.do_sample else None,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
-                **params.extras,
                 **(params.drawn or {"temperature": 0.0}),
             )
             for number in range(len(ids))
@@ -252,6 +241,55 @@ class VllmBackend:
             del self._llm, self._tokenizer
         gc.collect()
         cleanup_dist_env_and_memory()
+
+
+def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContext) -> dict[str, Any]:
+    """Return the arguments of ``vllm.EngineArgs``. Raises ``TypeError`` for one that is also set here."""
+    # Tokens of several steps at once would have no times of their own.
+    passed = select_options("vllm", options, ("prefix_cache", "lora"), ("stream_interval",))
+    if passed.get("distributed_executor_backend") == "ray":
+        raise BackendError(
+            "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
+            "test; leave it out, also for several hosts"
+        )
+    ours: dict[str, Any] = {
+        "model": path,
+        "tensor_parallel_size": context.parallel.tensor,
+        "pipeline_parallel_size": context.parallel.pipeline,
+        "enable_prefix_caching": bool(options.get("prefix_cache")),
+        "disable_log_stats": True,
+        **_node_arguments(context),
+    }
+    if options.get("lora") is not None:
+        ours |= {"enable_lora": True, "max_loras": 1}
+    if context.devices == ("cpu",) and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
+        ours["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
+    if {"speculative_config", "spec_method", "spec_model"} & set(passed):
+        ours["per_request_spec_decode_metrics"] = "summary"
+    return dict(**ours, **passed)
+
+
+def _effective_settings(config: Any) -> dict[str, Primitive]:
+    """Return the settings that decide how vLLM runs, as it resolved them."""
+    cache, scheduler, drafting = config.cache_config, config.scheduler_config, config.speculative_config
+    settings: dict[str, Primitive] = {
+        "prefix_caching": bool(cache.enable_prefix_caching),
+        "executor": str(config.parallel_config.distributed_executor_backend),
+        "enforce_eager": bool(config.model_config.enforce_eager),
+        "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
+        "max_model_len": int(config.model_config.max_model_len),
+        "quantization": config.model_config.quantization,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
+    }
+    if drafting is not None:
+        settings["draft_method"] = str(drafting.method)
+        settings["num_speculative_tokens"] = int(drafting.num_speculative_tokens)
+    return settings
 
 
 def _node_arguments(context: RankContext) -> dict[str, Any]:

@@ -34,7 +34,6 @@ def list_facts(row: Capabilities) -> Iterator[Fact]:
     yield Fact("timestamps", "timestamps", row.timestamps)
     yield Fact("options", "load options", ", ".join(row.options) or "none")
     yield Fact("passes", "other options", "those of its library" if row.passes else "none")
-    yield Fact("sampling", "beams, penalties", ", ".join(row.sampling) or "none")
 
 
 def as_primitives(spec: BackendSpec) -> dict[str, Any]:
