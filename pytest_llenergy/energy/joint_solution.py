@@ -21,6 +21,7 @@ Where the ticks tell little, as when iterations keep step with them, the uncerta
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -43,6 +44,9 @@ UNLIKE = 1.0
 #: Power of the likelihood by which sizes are weighted. Real power is not Gaussian, and full weights would be
 #: too sure of one size (Holmes and Walker, *Biometrika* 104, 2017, on general Bayesian updating).
 CAUTION = 0.5
+
+#: Sizes with less weight than this are left out.
+NEGLIGIBLE = 1e-8
 
 #: Standard deviation of the mean power of a label, as a multiple of the highest power of a tick, and of its
 #: change from the start of each segment of the label to the end.
@@ -67,6 +71,9 @@ REST_TICKS = 2.0
 #: Windows that begin within ``SHARED_TICKS`` are solved from one stretch, which reaches ``NEAR_TICKS`` beyond
 #: them, or less far if it would hold more than ``MOST_MARKS``. Longer ones than that have a stretch alone.
 SHARED_TICKS, NEAR_TICKS, MOST_MARKS = 20, 14, 600
+
+#: Windows that are solved at once, for the same reason.
+TOGETHER = 40
 
 #: Stretches of a series that are kept: windows are mostly asked for in order.
 KEPT_STRETCHES = 4
@@ -280,7 +287,7 @@ class Stretch:
         if number not in self._windows:
             later = range(number + 1, len(self.segments))
             shared = [each for each in later if self.segments[each].start_ns < until_ns]
-            numbers = [number, *(each for each in shared if self.segments[each].is_window)]
+            numbers = [number, *(each for each in shared if self.segments[each].is_window)][:TOGETHER]
             energies = self.solve([[each] for each in numbers], unlike=True)
             self._windows.update(zip(numbers, energies, strict=True))
         return self._windows[number]
@@ -327,33 +334,32 @@ class _Cells:
         self.origin_ns = segments[0].start_ns
         steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(ticks))
         self.tick_s = tick_s = steps[len(steps) // 2] / 1e9
-        cells: list[tuple[float, float, float, int, int]] = []
-        for number, (first_ns, last_ns, _) in enumerate(segments):
-            start_s, length_s = (first_ns - self.origin_ns) / 1e9, (last_ns - first_ns) / 1e9
-            widths_s = [share * tick_s for share in WIDTHS]
-            while widths_s and 2 * sum(widths_s) >= length_s:
-                widths_s.pop()
-            # Parts are numbered from the start of the segment and, below zero, from its end.
-            parts = [*enumerate(widths_s), (len(WIDTHS), length_s - 2 * sum(widths_s))]
-            parts += [(-1 - part, width_s) for part, width_s in reversed(list(enumerate(widths_s)))]
-            done_s = 0.0
-            for part, width_s in parts:
-                position = (done_s + width_s / 2) / (length_s or 1.0) - 0.5
-                cells.append((start_s + done_s, width_s, position, number, part))
-                done_s += width_s
-        starts, lengths, positions, owners, _ = map(np.array, zip(*cells, strict=True))
-        self.starts_s, self.ends_s, self.owners = starts, starts + lengths, owners
+        edges_ns = np.array([(each.start_ns, each.end_ns) for each in segments]) - self.origin_ns
+        begins_s, spans_s = edges_ns[:, 0] / 1e9, (edges_ns[:, 1] - edges_ns[:, 0]) / 1e9
+        # As many widths from either end as leave an inner part; ``depths`` count from the nearer end.
+        widths_s, sides_s = np.array([*WIDTHS, 0.0]) * tick_s, np.cumsum([0.0, *WIDTHS]) * tick_s
+        many = np.searchsorted(2 * sides_s[1:], spans_s)
+        self.owners = owners = np.repeat(np.arange(len(segments)), 2 * many + 1)
+        many, spans_s, begins_s = many[owners], spans_s[owners], begins_s[owners]
+        parts = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        depths = np.minimum(parts, 2 * many - parts)
+        lengths_s = np.where(depths == many, spans_s - 2 * sides_s[many], widths_s[depths])
+        done_s = np.where(parts > depths, spans_s - sides_s[depths] - lengths_s, sides_s[depths])
+        positions = (done_s + lengths_s / 2) / np.maximum(spans_s, 1e-9) - 0.5
+        self.starts_s, self.ends_s = begins_s + done_s, begins_s + done_s + lengths_s
         # Rounding may leave nothing of the inner part.
-        widths = np.maximum(lengths / tick_s, 1e-6)
-        names = [segments[owner].label for owner in owners]
-        first = np.diff(owners, prepend=-1) > 0
+        widths = np.maximum(lengths_s / tick_s, 1e-6)
+        known = {label: number for number, label in enumerate({each.label: None for each in segments})}
+        names = np.array([known[each.label] for each in segments])[owners]
+        # Parts count from the start of the segment and, below zero, from its end.
+        places = np.where(depths == many, len(WIDTHS), np.where(parts > depths, -1 - depths, depths))
         labels = _grouped(names)
         # What a value of one adds to the mean power of each cell: a deviation of a segment; a course of
         # independent parts, with the same energy in each width; a late step of one energy; mean and trend.
         self._effects = (
-            ((_grouped(owners.tolist()), np.ones(len(owners))),),
-            ((_grouped([(name, cell[4]) for name, cell in zip(names, cells, strict=True)]), widths**-0.5),),
-            ((labels, first / widths),),
+            ((_grouped(owners), np.ones(len(owners))),),
+            ((_grouped(names * (2 * len(WIDTHS) + 1) + places), widths**-0.5),),
+            ((labels, (parts == 0) / widths),),
             ((labels, np.full(len(owners), ANY_POWER)), (labels, ANY_TREND * positions)),
         )
 
@@ -372,14 +378,12 @@ class _Cells:
         ]
 
 
-def _grouped(values: Sequence[Hashable]) -> tuple[Any, Any]:
-    """Return an order of the values in which equal ones follow each other, and where each of them begins."""
+def _grouped(numbers: Any) -> tuple[Any, Any]:
+    """Return an order of the cells in which equal numbers are neighbours, and where each of them begins."""
     import numpy as np
 
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    found = np.array([numbers[value] for value in values])
-    order = np.argsort(found, kind="stable")
-    return order, np.flatnonzero(np.diff(found[order], prepend=-1))
+    order = np.argsort(numbers, kind="stable")
+    return order, np.flatnonzero(np.diff(numbers[order], prepend=numbers.min() - 1))
 
 
 class _Block:
@@ -408,13 +412,30 @@ class _Block:
             [np.diag(elapsed_s) * cells.tick_s, *(np.einsum("ik,jk->ij", seen, seen) for seen in self._seen)]
         )
         self._noise = _tick_noise(ticks, powers_w, series)
-        among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
-        self._inverse = np.linalg.inv(among)
+        self._among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
         # The prior mean of all powers is arbitrary, since labels may have any power.
         self._usual_w, self._total_j = float(np.median(powers_w)), float(increments_j.sum())
-        surprises_j = increments_j - self._usual_w * elapsed_s
-        self._explained = self._inverse @ surprises_j
-        self._evidence = -0.5 * (self._explained @ surprises_j + np.linalg.slogdet(among)[1])
+        self._surprises_j = increments_j - self._usual_w * elapsed_s
+
+    def _evidence(self, seen_s: Any, unlike: bool) -> Any:
+        """Return the log evidence of each size and target, below it that of targets with any power."""
+        import numpy as np
+
+        # More rows of a matrix become those rows times the inverse of its factor.
+        among, own = self._among, math.sqrt(self._own)
+        rows = np.vstack([self._surprises_j, own * seen_s.T]) if unlike else self._surprises_j[None]
+        n, more = among.shape[1], len(rows)
+        extended = np.zeros((len(among), n + more, n + more))
+        extended[:, :n, :n], extended[:, n:, :n] = among, rows
+        extended[:, range(n, n + more), range(n, n + more)] = 1e30
+        factor = np.linalg.cholesky(extended)
+        surprise, *_ = last = factor[:, n:, :n].transpose(1, 0, 2)
+        log_root = np.log(np.diagonal(factor, axis1=1, axis2=2)[:, :n]).sum(1)
+        evidence = np.repeat((-0.5 * (surprise**2).sum(1) - log_root)[:, None], seen_s.shape[1], 1)
+        if not unlike:
+            return evidence
+        shown, spread = np.einsum("tsn,sn->st", last[1:], surprise), 1 + (last[1:] ** 2).sum(2).T
+        return np.vstack([evidence, evidence + 0.5 * (shown**2 / spread - np.log(spread))])
 
     def solve(self, targets: Sequence[Sequence[int]], unlike: bool) -> list[WindowEnergy]:
         """Return the energy of each target within the block."""
@@ -423,33 +444,34 @@ class _Block:
         chosen = np.zeros((len(targets), int(self._cells.owners[-1]) + 1))
         for row, target in zip(chosen, targets, strict=True):
             row[list(target)] = 1.0
-        within = chosen[:, self._cells.owners]
-        inside_s, seen_s = within * self._inside_s, self._overlaps_s @ within.T
+        inside_s = chosen[:, self._cells.owners] * self._inside_s
+        seen_s = np.array([self._seen[0][:, target].sum(1) for target in targets]).T
         wanted = self._cells.shares_of(inside_s)
         duration_s = inside_s.sum(1)
+        evidence = self._evidence(seen_s, unlike)
+        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
+        credence = (credence / credence.sum(0)).reshape(-1, len(self._sizes), len(targets))
+        tried = (credence > NEGLIGIBLE).any((0, 2))
+        sizes, credence = self._sizes[tried], credence[:, tried].reshape(-1, len(targets))
+        inverse = np.linalg.inv(self._among[tried])
+        explained = inverse @ self._surprises_j
         # Covariances of the increments with the targets, and of the targets, for each size.
         shared = [np.einsum("nk,tk->nt", *each) for each in zip(self._seen, wanted, strict=True)]
-        across = np.einsum("sk,knt->snt", self._sizes, np.array([seen_s * self._cells.tick_s, *shared]))
-        alone = self._sizes @ np.array(
-            [duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)]
-        )
-        weights = self._inverse @ across
-        energies_j = np.einsum("snt,sn->st", across, self._explained)
+        across = np.einsum("sk,knt->snt", sizes, np.array([seen_s * self._cells.tick_s, *shared]))
+        alone = sizes @ np.array([duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)])
+        weights = inverse @ across
+        energies_j = np.einsum("snt,sn->st", across, explained)
         variances = alone - np.einsum("snt,snt->st", across, weights)
-        evidence = np.broadcast_to(self._evidence[:, None], energies_j.shape)
         if unlike:
             # A power of its own adds own * seen seenᵀ to the covariance: its inverse follows from the other.
-            changed = self._inverse @ seen_s
+            changed = inverse @ seen_s
             spread = 1 + self._own * np.einsum("nt,snt->st", seen_s, changed)
-            shown = np.einsum("nt,sn->st", seen_s, self._explained)
             gain = self._own * (duration_s - np.einsum("nt,snt->st", seen_s, weights)) / spread
             weights = np.concatenate([weights, weights + gain[:, None] * changed])
-            energies_j = np.concatenate([energies_j, energies_j + gain * shown])
-            variances = np.concatenate([variances, variances + gain**2 * spread / self._own])
-            also = evidence + 0.5 * (self._own * shown**2 / spread - np.log(spread))
-            evidence = np.concatenate([evidence, also])
-        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
-        credence /= credence.sum(0)
+            energies_j = np.vstack(
+                [energies_j, energies_j + gain * np.einsum("nt,sn->st", seen_s, explained)]
+            )
+            variances = np.vstack([variances, variances + gain**2 * spread / self._own])
         means_j = (credence * energies_j).sum(0)
         totals = (credence * (variances + energies_j**2)).sum(0) - means_j**2
         means_j += self._usual_w * duration_s
