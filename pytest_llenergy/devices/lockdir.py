@@ -23,6 +23,9 @@ FILE_PREFIX = "llenergy-"
 #: Files are readable by all, whatever the umask: others cannot lock a file that they cannot open.
 FILE_MODE = 0o644
 
+#: Why this user cannot use a directory that others share.
+NOT_YOURS = "you may not write to it"
+
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -63,6 +66,9 @@ def open_lock_directory(environment: Mapping[str, str] = os.environ) -> LockDire
         if fault is None:
             return LockDirectory(path, os.open(path, READ_FLAGS | os.O_DIRECTORY))
         refusals.append(f"{path}: {fault}")
+        if fault == NOT_YOURS:
+            # Those whom it is for lock there; locks in another one would hold nobody back.
+            break
     where = f"{LOCK_DIR_VARIABLE}=" if named else "no lock directory for leases: "
     raise DeviceError(
         f"{where}{'; '.join(refusals)}; make one that root or you own, with mode 1777 if others use it too "
@@ -88,7 +94,7 @@ def _find_fault(path: Path, *, is_named: bool) -> str | None:
         return f"others may remove your files in it (owner {user_name(state.st_uid)}, mode {mode:04o})"
     if not is_named and not mode & 0o022:
         return f"only {user_name(state.st_uid)} may write to it (mode {mode:04o})"
-    return None if os.access(path, os.W_OK | os.X_OK) else "you may not write to it"
+    return None if os.access(path, os.W_OK | os.X_OK) else NOT_YOURS
 
 
 def user_name(uid: int) -> str:

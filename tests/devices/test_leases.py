@@ -9,10 +9,12 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from pytest_llenergy.devices import lockdir
 from pytest_llenergy.devices.lease import CPU, DeviceLock, LockRequest
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import acquire
@@ -266,6 +268,33 @@ class TestDirectory:
         assert "others may remove your files in it (owner uid" in self.refusal(tmp_path)
         tmp_path.chmod(0o1777)
         open_lock_directory({"LLENERGY_LOCK_DIR": str(tmp_path)}).close()
+
+    @needs_root
+    def test_one_that_others_share_is_not_replaced_by_the_next(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a directory with the mode 1770 for a user who is not in its group."""
+        theirs, everybody = tmp_path / "theirs", tmp_path / "everybody"
+        for path, mode in ((theirs, 0o1770), (everybody, 0o1777)):
+            path.mkdir()
+            path.chmod(mode)
+        for path in (tmp_path, *tmp_path.parents):
+            path.chmod(path.stat().st_mode | 0o011)
+        monkeypatch.setattr(lockdir, "CANDIDATES", (str(tmp_path / "missing"), str(theirs), str(everybody)))
+        with closing(open_lock_directory({})) as found:
+            assert found.path == theirs
+        program = f"""
+import os
+from pytest_llenergy.devices import lockdir
+lockdir.CANDIDATES = {lockdir.CANDIDATES!r}
+os.setgroups([])
+os.setgid({USERS[1]})
+os.setuid({USERS[1]})
+print(lockdir.open_lock_directory({{}}).path)
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert f"{theirs}: you may not write to it; make one" in done.stderr
+        assert done.returncode == 1
 
     def test_links_files_and_relative_paths_are_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
