@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +16,6 @@ from pytest_llenergy.ab.measured_command import describe_startup, energy_per
 from pytest_llenergy.ab.session import Earlier, Turn, Watch, run_session, show_failure
 from pytest_llenergy.ab.sides import Prepared, check_imports, format_duration, list_own_modules
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests, load_report
-from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparability import MeasuredRecord
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.gate import note_unchecked_marks
@@ -38,7 +37,6 @@ class Callbacks:
 
     say: Callable[[str], None]  # receives progress lines
     show: Callable[[str], None] | None = None  # receives the output of sessions
-    choose: Callable[[Report], Sequence[Criterion]] | None = None  # criteria for the machine of a report
 
 
 class Campaign:
@@ -47,7 +45,6 @@ class Campaign:
     def __init__(self, plan: Prepared, state: State, callbacks: Callbacks, name: str = "") -> None:
         self._plan = plan
         self._name = name
-        self._criteria = plan.criteria
         self._state = state
         self._callbacks = callbacks
         self._gathered: dict[SideName, SideSessions] = {side: SideSessions(side) for side in SIDES}
@@ -138,8 +135,6 @@ class Campaign:
                 # The session measured the wrong code.
                 shutil.rmtree(files.directory)
                 raise
-        if report is not None and len(self._sessions) == 1 and self._callbacks.choose is not None:
-            self._criteria = self._callbacks.choose(report)
         return not found
 
     def _measure(self, turn: Turn) -> Report | None:
@@ -221,7 +216,7 @@ class Campaign:
             base,
             head,
             (plan.sides["base"].origin, plan.sides["head"].origin),
-            self._criteria,
+            self._plan.criteria,
             across=plan.across,
             estimator=self._estimate,
             sample_custom=measured.sample if measured is not None else None,
@@ -269,7 +264,7 @@ class Campaign:
                 if reasons:
                     notes.append(f"{side}: {len(reasons)} rounds of {record.id} are excluded: {reasons[0]}")
         marked = [parts[0].record for side in self._gathered.values() for parts in side.parts.values()]
-        notes += note_unchecked_marks(marked, self._criteria)
+        notes += note_unchecked_marks(marked, self._plan.criteria)
         if self._plan.sides["head"].measured is not None:
             notes += filter(None, [describe_startup(base.records[0], head.records[0])])
         return notes

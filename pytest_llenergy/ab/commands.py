@@ -88,6 +88,10 @@ class Command:
     python: tuple[str, ...] = ()
     measured: MeasuredCommand | None = None
 
+    def describe(self) -> str:
+        """Return the words, for progress lines."""
+        return f"{'pytest ' if self.python else ''}{shlex.join(self.args)}"
+
 
 def parse_commands(request: Request) -> tuple[Command, Command]:
     """Return the commands of both sides."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest_llenergy
 from pytest_llenergy.ab.commands import WORKING_TREE, Command, Request, parse_commands
@@ -109,6 +109,15 @@ class Prepared:
         return not self.by_options and side.measured is None
 
 
+class _Code(NamedTuple):
+    """What one side measures: a commit or, in place, the working tree."""
+
+    origin: str
+    short: str
+    source: Source
+    in_place: bool = True
+
+
 def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Prepared:
     """Resolve commits, check everything, check out and set up. Nothing is measured."""
     if request.rounds < 1:
@@ -120,8 +129,60 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         metrics = measured.choose_metrics(request.metrics, request.fail_on)
     criteria = parse_criteria(request.fail_on, metrics, request.floor)
     schedule = plan_schedule(parse_pairs(request.pairs), request.rounds)
-    make = _prepare_commands if request.by_options else _prepare_commits
-    sides, state, repository, tree, notes = make(request, commands, directory, say)
+    repository = find_repository(directory)
+    root = directory if repository is None else repository.root
+    if request.by_options:
+        codes, notes = _list_option_sets(request, commands, repository)
+        say("; ".join(f"{code.short}: {each.describe()}" for code, each in zip(codes, commands, strict=True)))
+    elif repository is None:
+        raise PlanError(
+            f"{directory} is not in a git checkout, or git is not installed; compare two commands or option "
+            "sets: --a='…' --b='…'"
+        )
+    else:
+        _check_paths(commands[0].args, root)
+        codes, notes = _find_commits(request, repository)
+        say(
+            ", ".join(
+                f"{name} {(code.source.commit or '')[:10]} ({code.origin})"
+                for name, code in zip(SIDES, codes, strict=True)
+            )
+        )
+    in_place = any(code.in_place for code in codes)
+    tree = repository.hash_working_tree() if repository is not None and in_place else ""
+    # If any of it differs, it is another comparison; of one side with itself there may be more the next time.
+    repeated = request.comparisons is not None
+    asked = replace(request, fresh=False, comparisons=None)
+    commits = [code.source.commit for code in codes]
+    inputs = [pytest_llenergy.__version__, str(directory), commits, tree, repeated, asked]
+    state = State(root, inputs, fresh=request.fresh)
+    below = directory.resolve().relative_to(root.resolve())
+    sides: dict[SideName, Side] = {}
+    for name, code, command in zip(SIDES, codes, commands, strict=True):
+        place, python = root, command.python
+        if repository is not None and not code.in_place:
+            place = state.checkouts / name
+            repository.check_out(str(code.source.commit), place)
+            # A commit without this directory has no tests there, which its first session finds.
+            (place / below).mkdir(parents=True, exist_ok=True)
+        if not request.by_options and python:
+            # Of the environment of llenergy, or the one that --setup makes, whatever the command names.
+            python = (sys.executable, *python[1:])
+        side = Side(
+            name=name,
+            origin=code.origin,
+            short=code.short,
+            root=place,
+            directory=place / below,
+            args=command.args,
+            python=python,
+            measured=command.measured,
+            environment=inherited_environment(),
+            source=code.source,
+        )
+        if request.setup is not None:
+            side = _set_up(side, request.setup, f"{code.source.commit}{tree * code.in_place}", state, say)
+        sides[name] = side
     for line in notes:
         say(line)
     finished = len(list(state.directory.glob("sessions*/*/end")))
@@ -134,7 +195,7 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         schedule=schedule,
         criteria=criteria,
         state=state,
-        root=directory if repository is None else repository.root,
+        root=root,
         across=request.across or request.by_options,
         by_options=request.by_options,
         repository=repository,
@@ -143,21 +204,11 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     )
 
 
-_Made = tuple[dict[SideName, Side], State, Repository | None, str, list[str]]
-
-
-def _prepare_commits(
-    request: Request, commands: tuple[Command, Command], directory: Path, say: Callable[[str], None]
-) -> _Made:
-    repository = find_repository(directory)
-    if repository is None:
-        raise PlanError(
-            f"{directory} is not in a git checkout, or git is not installed; compare two commands or option "
-            "sets: --a='…' --b='…'"
-        )
-    _check_paths(commands[0].args, repository.root)
+def _find_commits(request: Request, repository: Repository) -> tuple[list[_Code], list[str]]:
+    """Return both commits, and what the user should know of them."""
     use_tree = request.head == WORKING_TREE
-    head = repository.resolve_commit("HEAD" if use_tree or request.head is None else request.head)
+    current = repository.resolve_commit("HEAD")
+    head = current if use_tree or request.head is None else repository.resolve_commit(request.head)
     base, named = (
         (repository.resolve_commit(request.base), request.base)
         if request.base is not None
@@ -170,83 +221,29 @@ def _prepare_commits(
             f"base ({named}) and head ({request.head or 'HEAD'}) are the same commit {base[:10]}, so "
             "nothing can differ; name another base, or both with --base and --head to measure the noise"
         )
-    tree = repository.hash_working_tree() if use_tree else ""
-    state = State(repository.root, _inputs(request, directory, base, head, tree), fresh=request.fresh)
-    origins = named, "working tree" if use_tree else request.head or "HEAD"
-    say(f"base {base[:10]} ({origins[0]}), head {head[:10]} ({origins[1]})")
     notes = ["both sides are the same commit; differences are noise (A/A)"] if same else []
-    if dirty and not use_tree and head == repository.resolve_commit("HEAD"):
+    if dirty and not use_tree and head == current:
         notes.append("uncommitted changes are not measured; --head . measures the working tree")
-    below = directory.resolve().relative_to(repository.root.resolve())
-    sides: dict[SideName, Side] = {}
-    for name, commit, origin, command in zip(SIDES, (base, head), origins, commands, strict=True):
-        in_place = use_tree and name == "head"
-        root = repository.root if in_place else state.checkouts / name
-        if not in_place:
-            repository.check_out(commit, root)
-        # A commit without this directory has no tests there, which its first session finds.
-        (root / below).mkdir(parents=True, exist_ok=True)
-        side = Side(
-            name=name,
-            origin=origin,
-            short=commit[:7],
-            root=root,
-            directory=root / below,
-            args=command.args,
-            # Of the environment of llenergy, or the one that --setup makes, whatever the command names.
-            python=(sys.executable, *command.python[1:]) if command.python else (),
-            measured=command.measured,
-            environment=inherited_environment(),
-            source=Source(commit=commit, dirty=in_place and dirty),
-        )
-        if request.setup is not None:
-            side = _set_up(side, request.setup, f"{commit}{tree if in_place else ''}", state, say)
-        sides[name] = side
-    return sides, state, repository, tree, notes
+    origin = "working tree" if use_tree else request.head or "HEAD"
+    return [
+        _Code(named, base[:7], Source(commit=base, dirty=False), in_place=False),
+        _Code(origin, head[:7], Source(commit=head, dirty=use_tree and dirty), in_place=use_tree),
+    ], notes
 
 
-def _prepare_commands(
-    request: Request, commands: tuple[Command, Command], directory: Path, say: Callable[[str], None]
-) -> _Made:
-    repository = find_repository(directory)
-    root, source, tree = directory, Source(), ""
+def _list_option_sets(
+    request: Request, commands: tuple[Command, Command], repository: Repository | None
+) -> tuple[list[_Code], list[str]]:
+    """Return the working tree for both sides, and what the user should know of it."""
+    source = Source()
     if repository is not None:
-        root = repository.root
-        tree = repository.hash_working_tree()
         source = Source(commit=repository.resolve_commit("HEAD"), dirty=repository.has_changes())
-    state = State(root, _inputs(request, directory, tree), fresh=request.fresh)
-    sides = {
-        name: Side(
-            name=name,
-            # A command line may name credentials, and is not recorded.
-            origin=(text or "no options") if request.command and command.python else letter,
-            short=letter,
-            root=root,
-            directory=directory,
-            args=command.args,
-            python=command.python,
-            measured=command.measured,
-            environment=inherited_environment(),
-            source=source,
-        )
-        for name, letter, text, command in zip(SIDES, "ab", request.ab, commands, strict=True)
-    }
-    say(
-        "; ".join(
-            f"{side.short}: {'pytest ' if side.python else ''}{shlex.join(side.args)}"
-            for side in sides.values()
-        )
-    )
-    notes = ["both sides are the same; differences are noise (A/A)"] if commands[0] == commands[1] else []
-    return sides, state, repository, tree, notes
-
-
-def _inputs(request: Request, directory: Path, *code: str) -> object:
-    """Return what identifies a comparison: if any of it differs, it is another one."""
-    # There may be more comparisons of one side with itself the next time.
-    repeated = request.comparisons is not None
-    request = replace(request, fresh=False, comparisons=None)
-    return [pytest_llenergy.__version__, str(directory), code, repeated, request]
+    codes = [
+        # A command line may name credentials, and is not recorded.
+        _Code((text or "no options") if request.command and command.python else letter, letter, source)
+        for letter, text, command in zip("ab", request.ab, commands, strict=True)
+    ]
+    return codes, ["both sides are the same; differences are noise (A/A)"] * (commands[0] == commands[1])
 
 
 def _check_paths(words: Sequence[str], root: Path) -> None:

@@ -19,11 +19,7 @@ from pytest_llenergy.options.table import option_row
 from pytest_llenergy.record.text import escape_invisible
 
 if TYPE_CHECKING:
-    from pytest_llenergy.ab.campaign import Callbacks
-    from pytest_llenergy.ab.sides import Prepared
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.compare.case import Criterion
-    from pytest_llenergy.record.report import Report
 
 DEFAULT_OUTPUT = Path(".llenergy", "ab", "ab.json")
 
@@ -109,7 +105,7 @@ def add_parser(commands: Commands) -> None:
         type=int,
         metavar="N",
         help="compare the head N times with itself: how often this machine raises false alarms, the smallest "
-        "change that it finds, and its floor for later comparisons",
+        "change that it finds, and its floor for --floor",
     )
     parser.add_argument(
         "--pairs",
@@ -163,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from pytest_llenergy.ab.campaign import Campaign
+    from pytest_llenergy.ab.campaign import Callbacks, Campaign
     from pytest_llenergy.ab.commands import Request
     from pytest_llenergy.ab.self_comparison import compare_with_itself
     from pytest_llenergy.ab.sides import prepare
@@ -192,7 +188,6 @@ def _run(args: argparse.Namespace) -> int:
         rounds=args.rounds_per_session,
         metrics=args.metric,
         fail_on=args.fail_on,
-        # Without it, the floor is that of the machine if one is known.
         floor=None if args.floor is None else option_row("floor").read_argument(args.floor),
         across=args.across,
         fresh=args.fresh,
@@ -201,13 +196,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.aa is not None and (args.format != "text" or args.output is not None):
         raise PlanError("--aa prints lines; it allows neither --format nor --output")
     prepared = prepare(request, Path.cwd(), _print_line)
+    callbacks = Callbacks(_print_line, _print_output if args.verbose else None)
     if args.aa is not None:
-        for line in compare_with_itself(prepared, args.aa, _callbacks(args, prepared)):
+        for line in compare_with_itself(prepared, args.aa, callbacks):
             print_line(line)
         prepared.state.finish(prepared.repository)
         return PASSED
-    campaign = Campaign(prepared, prepared.state, _callbacks(args, prepared))
-    paired = campaign.run().with_policy(inconclusive)
+    paired = Campaign(prepared, prepared.state, callbacks).run().with_policy(inconclusive)
     output = args.output or prepared.root / DEFAULT_OUTPUT
     try:
         replace_file(output, encode_paired_report(paired))
@@ -218,21 +213,6 @@ def _run(args: argparse.Namespace) -> int:
     prepared.state.finish(prepared.repository)
     _print_line(f"both sides, all rounds: {output}")
     return print_comparison(ComparisonResult.from_paired(paired), args.format, "ab")
-
-
-def _callbacks(args: argparse.Namespace, prepared: Prepared) -> Callbacks:
-    from pytest_llenergy.ab.campaign import Callbacks
-    from pytest_llenergy.ab.self_comparison import apply_floors
-
-    def choose(report: Report) -> list[Criterion]:
-        criteria, lines = apply_floors(prepared.criteria, prepared.root, report)
-        for line in lines:
-            _print_line(line)
-        return criteria
-
-    # The default floor must not hide alarms while a floor is learned.
-    fixed = args.floor is not None or args.aa is not None
-    return Callbacks(_print_line, _print_output if args.verbose else None, None if fixed else choose)
 
 
 def _clean(command: Sequence[str]) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 
 import pytest
 
 from pytest_llenergy.ab import campaign
-from pytest_llenergy.ab.self_comparison import apply_floors
+from pytest_llenergy.ab.self_comparison import estimate_floor
 from pytest_llenergy.ab.session import SessionFiles
-from pytest_llenergy.compare.case import Criterion
-from pytest_llenergy.errors import PlanError
+from pytest_llenergy.record.comparison import Comparison
 
 from .fake import FakeSessions
 from .project import Project, Result
@@ -42,66 +40,37 @@ def repeated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, Result]
         return project, project.ab("--aa=5", *ONCE)
 
 
-def read_floor(repeated: tuple[Project, Result]) -> dict[str, Any]:
-    (path,) = (repeated[0].path / ".llenergy" / "floors").glob("*.json")
-    (found,) = json.loads(path.read_text())
-    assert path.name == f"{found['key']}.json"
-    return dict(found)
-
-
 def test_alarms_and_ratios_are_those_that_were_driven(repeated: tuple[Project, Result]) -> None:
     project, result = repeated
     assert result.status == 0
-    lines = result.out.splitlines()
-    line = "t.py::test_a, energy_j: 1 regressed, 4 unchanged; ratios 0.985 … 1.060; finds "
-    assert lines[0].startswith(line)
-    assert lines[1] == "false alarms: 1 of 5 comparisons"
+    test, alarms, floor = result.out.splitlines()
+    assert test.startswith("t.py::test_a, energy_j: 1 regressed, 4 unchanged; ratios 0.985 … 1.060; finds ")
+    assert alarms == "false alarms: 1 of 5 comparisons"
+    # 6 % less the half width of the interval, which six rounds with 0.2 % noise have.
+    assert re.fullmatch(r"floor of energy_j: (5\.[5-9])%; use it by --floor=\1%", floor)
     pairs = [line.partition("]")[0] for line in result.lines if "pair 1" in line]
     assert pairs == [f"[comparison {number} of 5, pair 1 of at most 1" for number in range(1, 6)]
     assert "[comparison 4 of 5] 1 regressed" in result.lines
     assert project.git("worktree", "list").count("\n") == 0
 
 
-def test_floor_is_the_largest_certain_change_of_few(repeated: tuple[Project, Result]) -> None:
-    floor = read_floor(repeated)
-    # 6 % less the half width of the interval, which six rounds with 0.2 % noise have.
-    assert floor["floor"] == pytest.approx(0.0575, abs=0.0021)
-    assert (floor["metric"], floor["comparisons"], floor["estimates"]) == ("energy_j", 5, 5)
-    assert f"floor of energy_j: {floor['floor']:.1%}, estimates: 5, on " in repeated[1].out
-
-
-def test_later_comparisons_use_the_floor_and_say_so_unless_one_is_named(
-    repeated: tuple[Project, Result], sessions: FakeSessions
+@pytest.mark.parametrize(
+    ("limits", "floor"),
+    [
+        ([(0.99, 1.01)] * 5, 0.0),
+        ([(0.99, 1.01), (1.0101, 1.03)], 0.011),
+        ([(0.9, 0.98), (1.01, 1.03)], 0.021),
+        ([(1.01, 1.03)] * 19 + [(1.1, 1.2)], 0.01),
+    ],
+)
+def test_the_floor_is_what_unchanged_code_was_certain_of(
+    limits: list[tuple[float, float]], floor: float
 ) -> None:
-    """Four percent more on the head: above the threshold, and below the floor that was learned."""
-    project = repeated[0]
-    project.git("checkout", "-q", "-b", "feature")
-    project.write("tests.json", json.dumps({A: 10.4}))
-    project.commit()
-    words = ["--base=main", "--fail-on=energy_j:3%", *ONCE]
-    result = project.ab(*words)
-    (line,) = [line for line in result.lines if line.startswith("floor ")]
-    date = read_floor(repeated)["date"]
-    assert re.match(rf"floor 5\.[5-9]% \(from 5 A/A comparisons of {date}\), in .*; changes up to it", line)
-    (found,) = project.paired().compared.comparisons
-    assert result.status == 0
-    assert found.rule is not None
-    assert found.rule.floor == pytest.approx(0.0575, abs=0.0021)
-    named = project.ab("--floor=1%", *words)
-    assert (named.status, "A/A comparisons" in named.err) == (1, False)
-
-
-@pytest.mark.parametrize("floor", ["1e400", "-0.1", "NaN"])
-def test_file_with_an_impossible_floor_is_refused(repeated: tuple[Project, Result], floor: str) -> None:
-    project = repeated[0]
-    (kept,) = (project.path / ".llenergy" / "floors").glob("*.json")
-    text = kept.read_text()
-    kept.write_text(re.sub('"floor": [0-9.]+', f'"floor": {floor}', text))
-    try:
-        with pytest.raises(PlanError, match=r"is not a file of floors .*; delete it"):
-            apply_floors([Criterion()], project.path, project.paired().base)
-    finally:
-        kept.write_text(text)
+    found = [
+        Comparison(id="t", metric="energy_j", unit="J", verdict="worse", reason="", low=low, high=high)
+        for low, high in limits
+    ]
+    assert estimate_floor(found) == pytest.approx(floor)
 
 
 def test_a_stopped_campaign_continues_with_more(project: Project, sessions: FakeSessions) -> None:
@@ -120,14 +89,13 @@ def test_a_stopped_campaign_continues_with_more(project: Project, sessions: Fake
     assert result.status == 0
     assert "resuming a stopped comparison: 2 sessions are finished" in result.lines
     assert "false alarms: 0 of 4 comparisons" in result.out
-    assert "the floor is not kept: it needs 5 comparisons" in result.out
+    assert "; too few for a floor: it needs 5 comparisons" in result.out
     assert len([name for name in sessions.ran if name == "002-head"]) == 4
 
 
 def test_the_working_tree_is_compared_with_itself(project: Project, sessions: FakeSessions) -> None:
     project.write("tests.json", json.dumps({A: 20.0}))
     assert project.ab("--aa=1", "--head=.", *ONCE).status == 0
-    assert not (project.path / ".llenergy" / "floors").exists()
 
 
 @pytest.mark.parametrize(
