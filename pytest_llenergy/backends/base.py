@@ -118,25 +118,15 @@ class RankContext:
     node_rank: int = 0
     master: tuple[str, int] | None = None
 
-    @property
-    def master_url(self) -> str:
-        """``master`` as ``ADDRESS:PORT``, with an IPv6 address in brackets."""
-        address, port = self._find_master()
-        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
     def find_own_address(self) -> str:
         """Return the address of this host towards ``master``, which the other hosts reach."""
-        master = self._find_master()
-        family = socket.AF_INET6 if ":" in master[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing, but chooses the route.
-            probe.connect(master)
-            return str(probe.getsockname()[0])
-
-    def _find_master(self) -> tuple[str, int]:
         if self.master is None:
             raise BackendError("no address of other hosts: its model is on one host (nodes is 1)")
-        return self.master
+        family = socket.AF_INET6 if ":" in self.master[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing, but chooses the route.
+            probe.connect(self.master)
+            return str(probe.getsockname()[0])
 
 
 class Job(Protocol):

@@ -134,4 +134,5 @@ def first_error_line(error: BaseException) -> str:
         return f"{place}: {message}" if place else message
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # Those of C++ libraries begin with places in their source.
-    return lines[-1] if lines[0].startswith("Exception from") else lines[0]
+    is_place = lines[0].startswith("Exception from") or " failed at " in lines[0]
+    return lines[-1] if is_place else lines[0]

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext, is_installed
+from pytest_llenergy.backends.base import BackendSpec, Capabilities, RankContext
 from pytest_llenergy.backends.batches import batch_result, check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import build_cached, download_hub_model, pretrained_path, source_key
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
@@ -32,7 +32,6 @@ GENAI_CONFIG = "genai_config.json"
 
 #: Converts models. Runs in a subprocess: it imports torch, which inference does not need.
 BUILDER = "onnxruntime_genai.models.builder"
-BUILDER_MODULES = ("torch", "transformers", "onnx_ir")
 
 #: Stops the telemetry thread that ONNX Runtime would run while energy is measured.
 NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
@@ -62,12 +61,6 @@ def refuses(model: ModelSource) -> str | None:
         return None
     if model.kind == "directory" and not (Path(model.location) / "config.json").exists():
         return f"onnxruntime reads directories with {GENAI_CONFIG} or config.json, not {model.label}"
-    absent = [module for module in BUILDER_MODULES if not is_installed(module)]
-    if absent:
-        return (
-            f"onnxruntime needs the module {', '.join(absent)} to convert {model.label}; pip install "
-            f"'pytest-llenergy[onnxruntime]', or name a directory that holds {GENAI_CONFIG}"
-        )
     return None
 
 

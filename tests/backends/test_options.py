@@ -114,7 +114,6 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
     "transformers": [
         ({}, ["a" * 4096], {"max_new_tokens": 2}, "4098 tokens; the model has room for 4096"),
         ({}, ["abc", ""], {}, "transformers: a prompt has no tokens"),
-        ({"compile": "fast"}, ["a"], {"cache": "static"}, "transformers: compile: "),
         ({"eos_token_id": 2}, ["a"], {}, "got multiple values for keyword argument 'eos_token_id'"),
         (
             {"no_repeat_ngram_size": 2, "watermarking_config": {"a": 1}},

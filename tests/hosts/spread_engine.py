@@ -119,7 +119,9 @@ class SpreadBackend:
         size = context.parallel.tensor * context.parallel.pipeline
         here = size // context.nodes
         ranks = range(context.node_rank * here, (context.node_rank + 1) * here)
-        meets = f"tcp://{context.master_url}" if context.nodes > 1 else f"file://{context.scratch}/meeting"
+        meets = (
+            "tcp://{}:{}".format(*context.master) if context.master else f"file://{context.scratch}/meeting"
+        )
         arguments = [meets, str(size), str(options.get("token_s", TOKEN_S))]
         self._workers = {
             rank: subprocess.Popen(

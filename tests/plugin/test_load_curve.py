@@ -404,7 +404,7 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
         ),
         (
             "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests='9')",
-            "serve: num_requests is '9', needs int\n",
+            "serve: num_requests: Expected `int | null`, got `str`\n",
         ),
         # A load of these limits does not fit, and the mistake comes first.
         (

@@ -15,7 +15,6 @@ from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types, type_name
 from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
 from pytest_llenergy.backends.transformers import SPEC, jobs
-from pytest_llenergy.backends.transformers.compiling import compile_config, compile_job
 from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare_embedding
 from pytest_llenergy.backends.transformers.flops import count_flops
 from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
@@ -59,11 +58,9 @@ class TransformersBackend:
         self._drafts = DRAFTS in self._generation
         if self._drafts and CHUNKS in self._generation:
             raise BackendError(f"transformers: {DRAFTS} reads whole prompts; leave out {CHUNKS}")
-        mode = options.get("compile")
-        self._mode = "reduce-overhead" if mode is True else mode or None
         for kind in ("tensor", "placement"):
             if (degree := getattr(context.parallel, kind)) > 1:
-                self._refuse_with(f"{kind}={degree}", "quantization_config", "compile", "lora", DRAFTS)
+                self._refuse_with(f"{kind}={degree}", "quantization_config", "lora", DRAFTS)
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
         dtype = type_name(str(self._model.dtype))
@@ -144,7 +141,7 @@ class TransformersBackend:
         return {eos} if isinstance(eos, int) else set(eos or ())
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
-        """Prepare a padded batch, compiled if that was asked for."""
+        """Prepare a padded batch."""
         if not self._generates:
             raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
         rows = encode_prompts("transformers", self._encode, prompts)
@@ -153,17 +150,17 @@ class TransformersBackend:
         check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
         pad = self._tokenizer.pad_token_id
-        mode = self._mode
+        # On a GPU transformers would compile the steps of a static cache by default.
+        compiles = {"disable_compile", "compile_config"} & self._generation.keys()
         with jobs.translate_value_errors(self._generation):
             config = generation_config(
                 params,
                 ends,
                 pad,
-                # On a GPU transformers would compile the steps of a static cache by default.
-                **({"compile_config": compile_config(mode)} if mode else {"disable_compile": True}),
+                **({} if compiles else {"disable_compile": True}),
                 **self._generation,
             )
-        job = TransformersJob(
+        return TransformersJob(
             model=self._model,
             tokenizer=self._tokenizer,
             inputs=dict(inputs),
@@ -173,13 +170,10 @@ class TransformersBackend:
             drafts=self._drafts,
             passed=self._generation,
         )
-        if mode:
-            compile_job(job)
-        return job
 
     def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
         """Prepare a padded batch of texts for the model without its generating head."""
-        self._refuse_with("embed", "compile", *self._generation)
+        self._refuse_with("embed", *self._generation)
         return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
 
     def flops(self, job: Any, _done: Result) -> Flops:
@@ -205,8 +199,6 @@ class TransformersBackend:
     def _apply_options(self) -> dict[str, Primitive]:
         """Load what options need besides the model. Returns what goes into the record."""
         recorded: dict[str, Primitive] = {"batching": "static"}
-        if self._mode:
-            recorded |= {"compile": self._mode, "compiled": "decoding steps"}
         if (lora := self._options.get("lora")) is not None:
             recorded |= jobs.load_adapter(self._model, str(lora))
         return recorded
