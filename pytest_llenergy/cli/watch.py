@@ -18,7 +18,7 @@ from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
-    from pytest_llenergy.energy.running_total import RunningTotal
+    from pytest_llenergy.cli.running_total import RunningTotal
 
 #: Shortest interval (seconds): a few ticks of common counters.
 SHORTEST_S = 0.1
@@ -62,7 +62,7 @@ def _interval(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Show the power until SIGINT or SIGTERM comes, then the sums. Returns 0."""
-    from pytest_llenergy.energy.running_total import RunningTotal
+    from pytest_llenergy.cli.running_total import RunningTotal
     from pytest_llenergy.energy.sampler import Sampler
     from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
     from pytest_llenergy.energy.trace import NEIGHBOURS

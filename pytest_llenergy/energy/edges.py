@@ -6,8 +6,7 @@ energy *at* each edge is inferred from the ticks around it:
 
 - A **quiet edge** has idle power on its outer side, measured in the quiet gap there (``quiet_gaps.py``).
 - An **edge under load** lies between two ticks, and only the mean power between them is known. The powers of
-  the neighbouring ticks are extrapolated from both sides to the moment at which both agree with the counter,
-  as if power had changed once in between.
+  the neighbouring ticks are extrapolated to the edge from both sides, of which the nearer one counts more.
 - A counter that is **updated all the time** is read at the edge.
 
 A **short window** with fewer than two ticks inside is treated as a whole, since its two edges depend on the
@@ -23,7 +22,6 @@ of length g, gives P · g/√12.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 from pytest_llenergy.energy.quiet_gaps import resolution_variance
@@ -31,14 +29,11 @@ from pytest_llenergy.energy.trace import NEIGHBOURS, Series, Tick
 from pytest_llenergy.energy.uncertainty import Reading, Variances, WindowEnergy
 
 #: Share of the worst shape of power between two ticks that is taken as the limit of an edge under load. The
-#: worst is one full swing exactly at the edge, which ``_join_sides`` accounts for; this is for the rest.
+#: worst is one full swing exactly at the edge, which the distance of both sides shows; this is for the rest.
 SHAPE = 0.5
 
 #: Share by which power may go up and down unobserved between two ticks, at an edge under load.
 HIDDEN = 0.6
-
-#: Both sides of an edge must differ by this many times the blur of its ticks to show when power changed.
-BLURRED = 2.0
 
 #: From this many ticks inside a window on, its edges are independent.
 INSIDE = 2
@@ -70,14 +65,13 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
     left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
     right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
     from_left, from_right = before.energy_j + left_w * head_s, after.energy_j - right_w * tail_s
-    blur_j = mean_w * math.hypot(before.gap_s, after.gap_s) / math.sqrt(12)
-    energy_j = _join_sides(from_left, from_right, left_w - right_w, (head_s, tail_s), blur_j)
+    share = head_s / (head_s + tail_s)
+    energy_j = from_left - share * (from_left - from_right)
     energy_j = min(max(energy_j, before.energy_j), after.energy_j)
     # Power between its bounds on both sides of the moment cannot take the counter further off than this.
     lever_s = head_s * tail_s / (head_s + tail_s)
     swing_w = max(highest_w - lowest_w, 2 * HIDDEN * mean_w)
     shape = (SHAPE * swing_w * lever_s) ** 2 / 3
-    share = head_s / (head_s + tail_s)
     # The two sides disagree most about the middle, and hardly at all about a moment next to a tick.
     apart = (4 * share * (1 - share) * (from_left - from_right)) ** 2 / 12
     ticks = ((1 - share) * mean_w * before.gap_s) ** 2 / 12 + (share * mean_w * after.gap_s) ** 2 / 12
@@ -105,24 +99,6 @@ def find_tick_at(series: Series, time_ns: int) -> Tick | None:
         return None
     width_s = (after.time_ns - before.time_ns) / 1e9
     return straddling[0] if straddling[0].gap_s < width_s / 8 else None
-
-
-def _join_sides(
-    from_left: float, from_right: float, drop_w: float, sides_s: tuple[float, float], blur_j: float
-) -> float:
-    """Extrapolate both sides to one change of power between the ticks, if such a change explains the counter.
-
-    Otherwise interpolate between the sides. This includes sides that differ by no more than the uncertainty
-    from the times of the ticks, ``blur_j``: choosing a side by such a difference would choose the lower one
-    at both edges, which biases the energy.
-    """
-    head_s, tail_s = sides_s
-    apart_j = from_left - from_right
-    if abs(apart_j) > BLURRED * blur_j and drop_w != 0 and -tail_s <= apart_j / drop_w <= head_s:
-        # The change came before the moment when the quotient is positive: the right side reaches it.
-        return from_right if apart_j / drop_w > 0 else from_left
-    share = head_s / (head_s + tail_s)
-    return from_left - share * apart_j
 
 
 def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
@@ -176,36 +152,17 @@ def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEne
     mean_w = after.watts_since(before)
     left_w = before.watts_since(lefts[-2]) if len(lefts) > 1 else mean_w
     right_w = rights[1].watts_since(after) if len(rights) > 1 else mean_w
-    middle = series.ticks_between(start_ns, end_ns)
-    if middle:
-        limits = [
-            _limits(before, middle[0], start_ns, middle[0].time_ns, (left_w, None)),
-            _limits(middle[0], after, middle[0].time_ns, end_ns, (None, right_w)),
-        ]
-    else:
-        limits = [_limits(before, after, start_ns, end_ns, (left_w, right_w))]
-    energy_j = sum((low_j + high_j) / 2 for low_j, high_j in limits)
+    head_s, inside_s = (start_ns - before.time_ns) / 1e9, (end_ns - start_ns) / 1e9
+    tail_s, total_j = (after.time_ns - end_ns) / 1e9, after.energy_j - before.energy_j
+    around_s = head_s + inside_s + tail_s
+    own_j = total_j - left_w * head_s - right_w * tail_s
+    candidates_j = (own_j, mean_w * inside_s, left_w * inside_s, right_w * inside_s)
+    low_j, high_j = max(0.0, min(candidates_j)), min(total_j, max(candidates_j))
     # The usual case is one of the limits and not the middle, and the same one at both ends: u is half of the
     # width over √2, as for the U-shaped distribution (JCGM 101:2008, 6.4.6).
-    shape = sum(high_j - low_j for low_j, high_j in limits) ** 2 / 8
+    shape = (high_j - low_j) ** 2 / 8
     # Power that goes up and down faster than the counter ticks looks steady.
-    inside_s, around_s = (end_ns - start_ns) / 1e9, (after.time_ns - before.time_ns) / 1e9
     shape += (HIDDEN * mean_w * inside_s * max(0.0, 1 - inside_s / around_s)) ** 2 / 3
     ticks = (mean_w * before.gap_s) ** 2 / 12 + (mean_w * after.gap_s) ** 2 / 12
-    return WindowEnergy(energy_j, Variances(edges=ticks, resolution=resolution_variance(series), shape=shape))
-
-
-def _limits(
-    first: Tick, last: Tick, start_ns: int, end_ns: int, outside_w: tuple[float | None, float | None]
-) -> tuple[float, float]:
-    """Return the lowest and the highest energy of a window, or a part of one, between two ticks.
-
-    ``outside_w`` is the power on its left and on its right, ``None`` on a side that lies inside the window.
-    """
-    head_s, inside_s = (start_ns - first.time_ns) / 1e9, (end_ns - start_ns) / 1e9
-    tail_s = (last.time_ns - end_ns) / 1e9
-    total_j = last.energy_j - first.energy_j
-    everything_j = total_j - (outside_w[0] or 0.0) * head_s - (outside_w[1] or 0.0) * tail_s
-    as_outside = [watts * inside_s for watts in outside_w if watts is not None]
-    candidates_j = (everything_j, total_j * inside_s / (head_s + inside_s + tail_s), *as_outside)
-    return max(0.0, min(candidates_j)), min(total_j, max(candidates_j))
+    variances = Variances(edges=ticks, resolution=resolution_variance(series), shape=shape)
+    return WindowEnergy((low_j + high_j) / 2, variances)

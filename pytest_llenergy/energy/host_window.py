@@ -15,7 +15,6 @@ from pytest_llenergy.energy.uncertainty import (
     absolute_uncertainty_j,
     domain_energy,
     sum_energies,
-    sum_hosts,
 )
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
 from pytest_llenergy.record.record import DomainEnergy, Flag, WindowRecord
@@ -133,7 +132,8 @@ def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWin
         end_ns: End of the window.
         hosts: What each host found.
     """
-    total = sum_hosts([sum_energies(list(host.energies.values()), host.reasons) for host in hosts])
+    totals = [sum_energies(list(host.energies.values()), host.reasons) for host in hosts]
+    total = sum_energies(totals, one_clock=False)
     by_domain = {name: each for host in hosts for name, each in host.by_domain.items()}
     flags = [flag for host in hosts for flag in host.flags]
     if total.energy_j is None:

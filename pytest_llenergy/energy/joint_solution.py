@@ -207,7 +207,8 @@ def _reach(
         return (round(start_ns - near_ns), round(end_ns + near_ns)), whole, start_ns
     while True:
         begin_ns = start_ns // shared_ns * shared_ns
-        first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + shared_ns + 2 * near_ns)
+        longest_ns = near_ns / 8 if end_ns - start_ns < near_ns / 8 else near_ns
+        first_ns, last_ns = round(begin_ns - near_ns), round(begin_ns + shared_ns + longest_ns + near_ns)
         count = bisect_right(marks, last_ns, key=_time_ns) - bisect_left(marks, first_ns, key=_time_ns)
         if count <= MOST_MARKS or near_ns < 2 * (end_ns - start_ns):
             return (first_ns, last_ns), (0, 0), begin_ns + shared_ns
@@ -252,10 +253,8 @@ def solve_jointly(
         targets: Indices of segments, for each target.
     """
     energies = Stretch(series, segments).solve(targets)
-    if series.domain.watch is None:
-        return energies
     # Readings that stood still may have been out of date in any of the segments.
-    stale = Variances(outside=series.domain.watch.stale_j(segments[0].start_ns, segments[-1].end_ns) ** 2)
+    stale = Variances(outside=series.stale_j(segments[0].start_ns, segments[-1].end_ns) ** 2)
     return [energy.widen(stale) for energy in energies]
 
 

@@ -14,7 +14,6 @@ two moments at which it was read.
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,15 +32,6 @@ FASTER, SHORTEST_SHARE = 2.5, 0.1
 
 #: Changes in a row, each at a refresh, that show that a reading moves at every refresh.
 MOVES = 5
-
-#: A reading that stood still was out of date by its difference to the next one if that is below this share.
-#: Otherwise, and until the next one comes, power may be as low as ever: after work, or before it wakes the
-#: sensor.
-DRIFT = 0.3
-
-#: An average that was refreshed in time more often than this in a row, and then was not, may have gone on as
-#: it moved last.
-REGULAR = 15
 
 #: Power that is refreshed more often than this is sampled, since observing each refresh would take many times
 #: as many readings (seconds).
@@ -67,11 +57,10 @@ class PowerWatch:
     def __init__(self, smear_s: float, highest_w: float | None, refresh_s: float) -> None:
         self.averages: bool | None = None if smear_s else False
         self._smear_s, self._highest_w, self._refresh_s = smear_s, highest_w or math.inf, refresh_s
-        self._stale: deque[tuple[float, float, float]] = deque(maxlen=256)
+        self._stale: list[tuple[float, float, float]] = []
         self._changed_s = self._read_s = 0.0
         self._watts: float | None = None
         self._lowest_w = math.inf
-        self._step_w = 0.0
         self._regular = 0
         self._moves = False
 
@@ -86,20 +75,24 @@ class PowerWatch:
             self._regular += 1
             self._moves |= self._regular >= MOVES
             if stood_s > self._refresh_s / 2:
-                off_w = abs(step_w) if abs(step_w) < DRIFT * watts else self._most_off_w()
-                if self._regular > REGULAR and self.averages is not False:
-                    off_w = max(off_w, abs(self._step_w) * stood_s / self._refresh_s)
+                off_w = min(abs(step_w), self._most_off_w())
                 self._stale.append((self._changed_s, time_s, off_w * stood_s))
                 self._regular = 0
             if self._smear_s:
                 share = max(elapsed_s / self._smear_s, SHORTEST_SHARE)
                 self.averages = False if abs(step_w) > FASTER * self._highest_w * share else self.averages
-            self._step_w = step_w
         self._watts, self._changed_s = watts, time_s
 
     def _most_off_w(self) -> float:
-        # One that never moves at each refresh may stand still since power does.
+        """Return by how much a reading may be out of date: after work, power may be as low as ever.
+
+        One that never moves at each refresh may stand still since power does.
+        """
         return self._watts - self._lowest_w if self._moves and self._watts is not None else 0.0
+
+    def forget_before(self, time_ns: int) -> None:
+        """Forget what was out of date before a moment (monotonic nanoseconds)."""
+        self._stale = [each for each in self._stale if each[1] * 1e9 >= time_ns]
 
     def stale_j(self, start_ns: int, end_ns: int) -> float:
         """Return by how much energy readings were off that were out of date between two moments."""

@@ -93,7 +93,8 @@ class MeterReader:
     def _note_late(self, series: Series, due_ns: int, end_ns: int) -> None:
         series.late.append((due_ns, end_ns))
         longest_ns = max(UNREAD_NS, UNREAD_PERIODS * (series.domain.update_period_s or 0.0) * 1e9)
-        if series.domain.integrated and end_ns - due_ns > longest_ns:
+        missed = series.domain.integrated and not getattr(self.meter, "integrates_itself", False)
+        if missed and end_ns - due_ns > longest_ns:
             reason = f"the power of {series.domain.name} was not read for {(end_ns - due_ns) / 1e6:.0f} ms"
             series.add_outage(due_ns, end_ns, f"{self.meter.name}: {reason}")
 
@@ -317,7 +318,7 @@ class Sampler:
             self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
-        """Sleep until every counter has ticked after a moment, and is known to have caught up after a stall.
+        """Sleep until every counter has ticked after a moment.
 
         Args:
             after_ns: The moment (monotonic nanoseconds).
@@ -331,7 +332,7 @@ class Sampler:
                 # Do not wait again for a counter that has already stood still for this long.
                 stale_ns = real_time.monotonic_ns() - round(wait_s * 1e9)
                 if all(
-                    _has_settled(series, after_ns, ticks)
+                    series.has_ticked_after(after_ns, ticks)
                     or series.latest_ns(self._reader.start_ns) < stale_ns
                     for series in self.series
                 ):
@@ -386,7 +387,3 @@ class Sampler:
         elif seconds > 0:
             # Cheaper than waiting for a lock.
             real_time.sleep(seconds)
-
-
-def _has_settled(series: Series, after_ns: int, ticks: int) -> bool:
-    return series.has_ticked_after(after_ns, ticks) and not series.has_open_stall

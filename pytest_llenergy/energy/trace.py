@@ -26,22 +26,12 @@ JUMP = 1.5
 #: The highest power (W) where the meter states none: more than a rack draws.
 MOST_W = 100_000.0
 
-#: A counter that went back, however long ago, returns by a move of at least that energy at this many times
-#: the highest power so far.
-RETURNS = 10.0
-
-#: A counter that went back may have been wrong for this long before, or for this long from then on (ns).
-GLITCH_NS = 1_000_000_000
+#: A counter that went back returns by a move of at least that energy within this time (nanoseconds), or later
+#: at this many times the highest power so far. It may have gone up within this time before.
+GLITCH_NS, RETURNS = 1_000_000_000, 10.0
 
 #: A counter that stood still for more than this many periods, while it was read, has missed a tick.
 STALL_PERIODS = 1.5
-
-#: After that it has caught up if it shows this share of the power of the ticks on either side; otherwise
-#: energy may be missing.
-CAUGHT_UP = 0.9
-
-#: Ticks after a stall that this takes.
-JUDGED_TICKS = 3
 
 #: Ticks on either side of a moment from which the power there is computed.
 NEIGHBOURS = 3
@@ -110,7 +100,7 @@ class Series:
         self._out = False
         # When the present value was first read; when the counter last went back, and by how much.
         self._moved_ns = 0
-        self._fell: tuple[int, float] | None = None
+        self._fell = 0, math.inf
         # Highest power of a tick so far.
         self._highest_w = 0.0
         # ``tick_period_s``, and for how many ticks it was computed.
@@ -130,9 +120,13 @@ class Series:
             self._out = False
         wrong = self._wrong(last, end_ns, energy_j) if last is not None else None
         if last is not None and wrong is not None:
-            since_ns = self._wrong_since(last[0], end_ns, last[1] - energy_j)
+            since_ns, fall_j = last[0], last[1] - energy_j
+            before = self.ticks_between(end_ns - GLITCH_NS, end_ns)[:1]
+            if before and self.ticks[-1].energy_j - before[0].energy_j >= fall_j > 0:
+                # It may have gone up by as much before.
+                since_ns = before[0].earliest_ns
             self._outage(since_ns, end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
-            self._offset_j += last[1] - energy_j
+            self._offset_j += fall_j
         elif last is None:
             # When a counter reached its first value is unknown, unless readings are always fresh.
             if self.domain.max_age_s is not None:
@@ -148,6 +142,7 @@ class Series:
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
         """Return why the counter is wrong, from its change since the previous reading, or ``None``."""
         if energy_j < last[1]:
+            self._fell = end_ns, last[1] - energy_j
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
         if energy_j == last[1] or not self.ticks:
             return None
@@ -157,46 +152,16 @@ class Series:
         if moved_j > JUMP * self._limit_w * elapsed_s:
             jumped = f"jumped by {moved_j:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms"
             return f"{jumped}, of a device that may draw {self._limit_w:.0f} W"
-        fell_ns, fell_j = self._fell or (0, math.inf)
-        returns = moved_j > RETURNS * self._highest_w * elapsed_s or end_ns - fell_ns < GLITCH_NS
-        if moved_j >= fell_j and returns:
+        fell_ns, fell_j = self._fell
+        if moved_j >= fell_j and (
+            end_ns - fell_ns < GLITCH_NS or moved_j > RETURNS * self._highest_w * elapsed_s
+        ):
             return f"moved by {moved_j:.3f} J, after it had gone back by {fell_j:.3f} J"
         return None
 
     @property
     def _limit_w(self) -> float:
         return self.domain.highest_w or MOST_W
-
-    def _wrong_since(self, start_ns: int, end_ns: int, fall_j: float) -> int:
-        """Return since when a counter may have been wrong that was found to be so between two readings.
-
-        If it was wrong for a moment only, it went up and back, or back and up, by the same energy.
-        """
-        if fall_j <= 0:
-            fell_ns = self._fell[0] if self._fell else 0
-            return fell_ns if end_ns - fell_ns < GLITCH_NS else start_ns
-        self._fell = (start_ns, fall_j)
-        lately = pairwise(self.ticks_between(end_ns - GLITCH_NS, end_ns))
-        highest = max(lately, key=lambda pair: pair[1].energy_j - pair[0].energy_j, default=None)
-        if highest is None or highest[1].energy_j - highest[0].energy_j < fall_j:
-            return start_ns
-        return highest[0].earliest_ns
-
-    def _check_stalls(self) -> None:
-        """Add an outage for a stall after which the latest ticks show less power than those around it."""
-        ticks = self.ticks[-5:]
-        if not self.stalls or len(ticks) < 5:
-            return
-        around_w = max(ticks[1].watts_since(ticks[0]), ticks[4].watts_since(ticks[3]))
-        # The first tick after a stall may come out of turn, so it counts together with the next one.
-        caught_up = ticks[3].watts_since(ticks[1]) >= CAUGHT_UP * around_w
-        for start_ns, end_ns in self.stalls[-3:]:
-            if ticks[1].latest_ns <= end_ns <= ticks[2].latest_ns and not caught_up:
-                stood = (
-                    f"the counter of {self.domain.name} stood still for {(end_ns - start_ns) / 1e6:.0f} ms"
-                )
-                reason = f"{self.meter}: {stood} and did not catch up; energy may be missing"
-                self._outage(ticks[1].earliest_ns, ticks[2].latest_ns, reason)
 
     @property
     def _ticks_in_time(self) -> bool:
@@ -236,21 +201,23 @@ class Series:
             begins_in_time = after is None or outage.start_ns < after.latest_ns
             if begins_in_time and (before is None or outage.end_ns > before.earliest_ns):
                 return outage.reason
-        stood_s = _longest_s(self.stalls[-1:], start_ns, end_ns)
-        if stood_s and self.has_open_stall:
-            return (
-                f"{self.meter}: the counter of {self.domain.name} stood still for {stood_s * 1e3:.0f} ms; "
-                "whether it has caught up is not known yet"
-            )
         return None
 
-    @property
-    def has_open_stall(self) -> bool:
-        """Whether too few ticks have come after a stall to know whether the counter has caught up."""
-        if not self.stalls:
-            return False
-        ended_ns = self.stalls[-1][1]
-        return sum(tick.latest_ns >= ended_ns for tick in self.ticks[-JUDGED_TICKS:]) < JUDGED_TICKS
+    def stale_j(self, start_ns: int, end_ns: int) -> float:
+        """Return by how much energy readings may be off that stood still around an interval.
+
+        A counter that stood still is compared with the higher power on either side; its first tick after that
+        may come out of turn, so it counts together with the next one.
+        """
+        watch, around_ns = self.domain.watch, round((self.period_s or 0.0) * 1e9)
+        off_j = watch.stale_j(start_ns, end_ns) if watch is not None else 0.0
+        for stood_ns, moved_ns in self.stalls:
+            before, after = self.ticks_around(stood_ns, 2)[0], self.ticks_around(moved_ns, 3)[1][1:]
+            if before and after and stood_ns < end_ns + around_ns and moved_ns > start_ns - around_ns:
+                powers_w = (b.watts_since(a) for side in (before, after) for a, b in pairwise(side))
+                missing_w = max(powers_w, default=0.0) - after[0].watts_since(before[-1])
+                off_j += max(0.0, missing_w) * (after[0].time_ns - before[-1].time_ns) / 1e9
+        return off_j
 
     def _out_until(self, end_ns: int) -> None:
         self.outages[-1] = self.outages[-1]._replace(end_ns=end_ns)
@@ -266,11 +233,12 @@ class Series:
             self._highest_w = max(self._highest_w, tick.watts_since(self.ticks[-1]))
         self.ticks.append(tick)
         self.ticks_seen += 1
-        self._check_stalls()
 
     def forget_before(self, time_ns: int) -> None:
         """Forget the ticks before a moment, except the last ones, and what disturbed them."""
         del self.ticks[: max(0, bisect_left(self.ticks, time_ns, key=_latest) - LATEST)]
+        if self.domain.watch is not None:
+            self.domain.watch.forget_before(time_ns)
         # The reader may add to the ends meanwhile. An outage that has not ended stays the last one.
         ended, late, stalls = len(self.outages) - self._out, len(self.late), len(self.stalls)
         self.outages[:ended] = [each for each in self.outages[:ended] if each.end_ns >= time_ns]

@@ -107,10 +107,12 @@ class Attributed(NamedTuple):
     high_j: float
 
 
-def sum_energies(energies: Sequence[WindowEnergy], reasons: Sequence[str] = ()) -> WindowEnergy:
-    """Return the sum over the domains of one host. If a domain has no energy, return its reason instead.
+def sum_energies(
+    energies: Sequence[WindowEnergy], reasons: Sequence[str] = (), *, one_clock: bool = True
+) -> WindowEnergy:
+    """Return the sum over domains or, without ``one_clock``, hosts. One without energy leaves its reason.
 
-    One clock gives the moments of all of them, so that its standard uncertainties are added.
+    One clock gives the moments of all domains of a host, so that its standard uncertainties are added.
     """
     if not energies:
         return WindowEnergy(None, reason="; ".join(reasons) or "no meter was open")
@@ -119,21 +121,10 @@ def sum_energies(energies: Sequence[WindowEnergy], reasons: Sequence[str] = ()) 
         if energy.energy_j is None or total.energy_j is None:
             return WindowEnergy(None, reason=energy.reason)
         total = WindowEnergy(total.energy_j + energy.energy_j, total.variances + energy.variances)
+    if not one_clock:
+        return total
     clock = sum(math.sqrt(energy.variances.clock) for energy in energies) ** 2
     return total._replace(variances=total.variances._replace(clock=clock))
-
-
-def sum_hosts(energies: Sequence[WindowEnergy]) -> WindowEnergy:
-    """Return the sum over hosts. One without a meter, or without energy, leaves only its reason."""
-    if not energies:
-        return sum_energies([])
-    missing = next((energy for energy in energies if energy.energy_j is None), None)
-    total = missing or energies[0]
-    for energy in energies[1:] if missing is None else ():
-        total = WindowEnergy(
-            (total.energy_j or 0.0) + (energy.energy_j or 0.0), total.variances + energy.variances
-        )
-    return total
 
 
 def domain_energy(

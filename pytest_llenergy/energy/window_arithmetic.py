@@ -67,18 +67,30 @@ def energy_between(
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return WindowEnergy(None, reason=reason)
-    if series.domain.watch is not None:
-        watch, smear_ns = series.domain.watch, series.smear_ns
+    watch, smear_ns = series.domain.watch, series.smear_ns
+    if watch is None:
+        energy = _energy_between(series, start_ns, end_ns, before, after, marks)
+    else:
         ways = (True, False) if watch.averages is None else (False,)
         energy, *others = [
-            energy_between(series.taken_as(averages=each), start_ns, end_ns, before, after, marks)
+            _energy_between(series.taken_as(averages=each), start_ns, end_ns, before, after, marks)
             for each in ways
         ]
         energy = _covering(energy, *others) if others else energy
-        first_ns = (before.first.earliest_ns if before else start_ns) - smear_ns
-        last_ns = (after.last.latest_ns if after else end_ns) + smear_ns
-        stale = Variances(outside=watch.stale_j(first_ns, last_ns) ** 2)
-        return energy.widen(stale)
+    first_ns = (before.first.earliest_ns if before else start_ns) - smear_ns
+    last_ns = (after.last.latest_ns if after else end_ns) + smear_ns
+    return energy.widen(Variances(outside=series.stale_j(first_ns, last_ns) ** 2))
+
+
+def _energy_between(
+    series: Series,
+    start_ns: int,
+    end_ns: int,
+    before: Quiet | None,
+    after: Quiet | None,
+    marks: Sequence[Mark],
+) -> WindowEnergy:
+    """Return the energy without what readings that stood still may have missed."""
     if before and after and not series.smear_ns:
         before, after = share_fluctuation(before, after)
     alone = before is None and after is None and not series.smear_ns
@@ -234,7 +246,8 @@ def require_resolvable(energy: WindowEnergy, series: Series, start_ns: int, end_
         found = f"{energy.energy_j:.1g} ± {energy.u_j:.1g} J"
         return WindowEnergy(None, reason=f"not resolvable: {duration_s * 1e3:.3g} ms window, {found}")
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
-    if domain.highest_w and domain.coverage >= 1 and not series.smear_s and before and after:
+    stall_s = series.latest_stall_s(start_ns, end_ns)
+    if domain.highest_w and domain.coverage >= 1 and not series.smear_s and not stall_s and before and after:
         all_j = min(after.energy_j - before.energy_j, JUMP * domain.highest_w * duration_s)
         if energy.u_j <= all_j / math.sqrt(12):
             return energy
@@ -244,6 +257,8 @@ def require_resolvable(energy: WindowEnergy, series: Series, start_ns: int, end_
     if domain.coverage < 1:
         known = "sees" if domain.coverage_known else "may see only"
         reason += f" of which the sensor {known} {domain.coverage:.0%}"
+    if stall_s:
+        reason += f", and the counter of {domain.name} stood still for {stall_s * 1e3:.0f} ms"
     return WindowEnergy(None, reason=reason)
 
 

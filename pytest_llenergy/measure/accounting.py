@@ -14,7 +14,6 @@ from pytest_llenergy.energy.uncertainty import (
     WindowEnergy,
     absolute_uncertainty_j,
     sum_energies,
-    sum_hosts,
 )
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_spans, span_tokens
@@ -166,9 +165,8 @@ def _sum_over_hosts(
     hosts: Sequence[HostRound], energy_of: Callable[[DomainRound], WindowEnergy]
 ) -> WindowEnergy:
     """Return the sum over all hosts. A host without a meter, or without energy, leaves only its reason."""
-    return sum_hosts(
-        [sum_energies([energy_of(each) for each in host.domains], host.reasons) for host in hosts]
-    )
+    totals = [sum_energies([energy_of(each) for each in host.domains], host.reasons) for host in hosts]
+    return sum_energies(totals, one_clock=False)
 
 
 def _phases(timeline: Timeline, hosts: Sequence[HostRound]) -> list[Phase]:

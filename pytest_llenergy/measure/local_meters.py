@@ -18,7 +18,6 @@ from pytest_llenergy.energy.attribution import read_cpu
 from pytest_llenergy.energy.cpu_time import ProcessTree
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.sampler import Sampler
-from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.boards import BoardWatch
@@ -133,8 +132,6 @@ class LocalMeters:
         return end_ns
 
     def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
-        if any(series.has_open_stall for series in self.trace):
-            self._sampler.await_ticks(real_time.monotonic_ns(), TICK_TIMEOUT_S)
         rest = self._rest
         return partial(account_domains, self._observed(measured), self.trace, self.reasons, rest)
 

@@ -17,9 +17,9 @@ from types import ModuleType
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.cli.running_total import RunningTotal
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.nvml import open_nvml
-from pytest_llenergy.energy.running_total import RunningTotal
 from pytest_llenergy.energy.sampler import Sampler
 
 from ..nvml_sim import Board, World

@@ -28,6 +28,7 @@ import pytest_llenergy
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.registry import discover_backends
+from pytest_llenergy.cli.running_total import RunningTotal
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.amd_smi import is_amd
 from pytest_llenergy.devices.board_settings import describe_left_changes
@@ -43,7 +44,6 @@ from pytest_llenergy.devices.timeouts import KILL_TIMEOUT_S, QUERY_TIMEOUT_S
 from pytest_llenergy.devices.visibility import VISIBLE_DEVICES, describe_settings, parse_visible_devices
 from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterFacts, MeterRegistry, list_meters, open_meters
-from pytest_llenergy.energy.running_total import RunningTotal
 from pytest_llenergy.energy.sampler import Sampler
 from pytest_llenergy.energy.timeouts import TICK_TIMEOUT_S
 from pytest_llenergy.energy.trace import NEIGHBOURS

@@ -58,6 +58,8 @@ class CommandMeter:
 
     name = "command"
     poll_period_s: float = 0.01
+    #: A late reading of the meter misses no line.
+    integrates_itself: bool = True
 
     def __init__(self, command: str, stated: Stated, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
         """Start the program and wait for its first line, and for more if several arrive together.

@@ -16,7 +16,7 @@ class RunningTotal:
     """The energy of one domain, summed over intervals that follow one another.
 
     Two neighbouring intervals share an edge, whose error cancels in their sum. So only the edges of the first
-    and the last interval count.
+    and the last interval count; what readings that stood still or a part-time sensor missed counts in all.
 
     Args:
         series: Trace of the domain, of which only the latest ticks are kept.
@@ -30,7 +30,7 @@ class RunningTotal:
         #: Why the energy of ``missing_s`` is missing.
         self.reason: str | None = None
         self._edges: list[Variances] = []
-        self._coverage = 0.0
+        self._missed = Variances()
 
     def add(self, start_ns: int, end_ns: int) -> float | None:
         """Add an interval (monotonic nanoseconds). Returns its mean power (W), or None if it is unknown."""
@@ -43,13 +43,14 @@ class RunningTotal:
             return None
         self.energy_j += energy.energy_j
         self.measured_s += duration_s
-        self._coverage += energy.variances.coverage
-        self._edges = [*self._edges[:1], energy.variances._replace(coverage=0.0)]
+        missed = Variances(outside=energy.variances.outside, coverage=energy.variances.coverage)
+        self._missed += missed
+        self._edges = [*self._edges[:1], energy.variances._replace(outside=0.0, coverage=0.0)]
         return energy.energy_j / duration_s
 
     def sum(self) -> DomainEnergy:
         """Return the energy of the intervals that have one, ``measured_s`` together."""
         if not self.measured_s:
             return domain_energy(WindowEnergy(None, reason=self.reason), self.series, 0.0)
-        energy = WindowEnergy(self.energy_j, sum(self._edges, Variances(coverage=self._coverage)))
+        energy = WindowEnergy(self.energy_j, sum(self._edges, self._missed))
         return domain_energy(energy, self.series, self.measured_s)
