@@ -115,7 +115,7 @@ def _join_record(parts: Sequence[SessionRecord]) -> Record:
         custom=custom,
         comparisons=[],
         failed_gate=False,
-        flags=_join_flags(parts),
+        flags=list({flag_kind(flag): flag for part in parts for flag in part.record.flags}.values()),
     )
 
 
@@ -140,22 +140,6 @@ def _incompatibility(part: SessionRecord, anchor: SessionRecord) -> str:
         return ""
     found = device_differences(anchor.record, part.record, anchor.environment, part.environment)
     return f"differs from session {anchor.number} ({'; '.join(found)})" if found else ""
-
-
-def _join_flags(parts: Sequence[SessionRecord]) -> list[Flag]:
-    """Join flags of one kind, with the number of sessions if not all have the flag."""
-    seen: dict[tuple[str, str, str], list[Flag]] = {}
-    for part in parts:
-        for kind, flag in {flag_kind(flag): flag for flag in reversed(part.record.flags)}.items():
-            seen.setdefault(kind, []).append(flag)
-    return [
-        flags[0]
-        if len(flags) == len(parts)
-        else msgspec.structs.replace(
-            flags[0], detail=f"{len(flags)} of {len(parts)} sessions: {flags[0].detail}"
-        )
-        for flags in seen.values()
-    ]
 
 
 def list_excluded_rounds(record: Record) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.compare.disturbance import load_of_others
+from pytest_llenergy.compare.comparison import make_sample
 from pytest_llenergy.compare.statistics import Sample
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.record.base import Direction
@@ -148,17 +148,8 @@ class MeasuredCommand:
             return None
         if divisor is None:
             return Sample(tuple(told), pairs=tuple(range(len(told))))
-        found = [
-            (index, each.scale(1 / told[index]))
-            for index, each in values_of_rounds("energy_j", record.rounds)[0]
-        ]
-        return Sample(
-            values=tuple(each.value for _, each in found),
-            uncertainties=tuple(each.meter for _, each in found),
-            shared=tuple(math.hypot(each.unsampled, each.shape) for _, each in found),
-            pairs=tuple(index for index, _ in found),
-            load=load_of_others([record.rounds[index] for index, _ in found]),
-        )
+        energies = values_of_rounds("energy_j", record.rounds)[0]
+        return make_sample([(index, each.scale(1 / told[index])) for index, each in energies], record)
 
     def list_other_work(self, base: Record, head: Record) -> list[str]:
         """Return a note for each value by which the sides did other work: their energy differs anyway."""

@@ -52,6 +52,7 @@ from pytest_llenergy.record.metrics import ROUND_METRICS, applies_to_rounds, is_
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.round_metric import is_energy_unit
+from pytest_llenergy.record.round_statistics import RoundValue
 
 #: Metrics to compare if none is named: the first if every side produces tokens, the second if every side only
 #: reads them, otherwise the third.
@@ -234,10 +235,10 @@ class _Comparing:
         metric, samples = case.metric, list[Sample | None]()
         for side, each in (("base", base.record), ("head", head.record)):
             if metric in ROUND_METRICS:
-                sample, why = _make_sample(metric, each)
-                if sample is None:
+                values, why = values_of_rounds(metric, each.rounds)
+                if not values:
                     return case.decide("invalid", f"{side} has no {metric}: {why}"), None
-                samples.append(sample)
+                samples.append(make_sample(values, each, ROUND_METRICS[metric].unit))
             else:
                 samples.append(None if self.sample_custom is None else self.sample_custom(each, metric))
         before, after = samples
@@ -324,21 +325,17 @@ def _has_metric(metric: str, record: Record) -> bool:
     return applies_to_rounds(metric, record.rounds)
 
 
-def _make_sample(metric: str, record: Record) -> tuple[Sample | None, str | None]:
-    """Return the values of a metric, each with the index of its round, or why there are none."""
-    values, why = values_of_rounds(metric, record.rounds)
-    if not values:
-        return None, why
-    sample = Sample(
+def make_sample(values: Sequence[tuple[int, RoundValue]], record: Record, unit: str = "") -> Sample:
+    """Make a sample of values, each with the index of its round."""
+    return Sample(
         values=[each.value for _, each in values],
         uncertainties=[each.meter for _, each in values],
-        unit=ROUND_METRICS[metric].unit,
+        unit=unit,
         # Energy that a part-time sensor missed, and what the course of power between ticks makes uncertain.
         shared=[hypot(each.unsampled, each.shape) for _, each in values],
         pairs=[index for index, _ in values],
         load=load_of_others([record.rounds[index] for index, _ in values]),
     )
-    return sample, None
 
 
 def _hold_back(found: Comparison, case: Case, *, load_matters: bool) -> Comparison:

@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from pytest_llenergy.compare.limits import Logs, relative_spread
+from pytest_llenergy.compare.limits import Logs
 from pytest_llenergy.record.comparison import CORRECTED
 from pytest_llenergy.record.record import Flag, Record, Round, domain_kind
 
 #: A slope counts from so many standard errors on, which chance reaches in less than 1 of 100 comparisons.
 MIN_T = 4.0
-#: Correcting must reduce the spread of the rounds at least by this factor.
-SPREAD_REDUCED = 0.8
 #: Fewest rounds of both sides together for a slope.
 MIN_SLOPE_ROUNDS = 8
 
@@ -84,13 +82,7 @@ def correct_for_load(
     corrected: list[list[float]] = [
         (each - slope * (cores - middle)).tolist() for each, cores in zip(logs, loads, strict=True)
     ]
-    before, after = max(map(relative_spread, (base, head))), max(map(relative_spread, corrected))
-    if after > SPREAD_REDUCED * before:
-        return same
-    note = (
-        f"{CORRECTED}CPU use of other processes ({abs(slope):.1%} per core), which reduced the noise from "
-        f"{before:.1%} to {after:.1%}"
-    )
+    note = f"{CORRECTED}CPU use of other processes ({abs(slope):.1%} per core)"
     return Correction(corrected[0], corrected[1], u * abs(means[1] - means[0]), note)
 
 

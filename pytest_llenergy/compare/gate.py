@@ -253,20 +253,13 @@ def parse_criteria(
 
 
 def list_failures(comparisons: Iterable[Comparison], inconclusive: Inconclusive) -> list[str]:
-    """Return a line for each gate that a test fails; metrics with the same reason share one.
+    """Return a line for each gate that a test fails.
 
     A gate that could not be checked fails. A new test, which has no baseline, does not fail; the summary
     reports it.
     """
-    alike: dict[str, list[str]] = {}
-    for each in comparisons:
-        why = explain_failure(each, inconclusive) if each.gated else None
-        if why is not None:
-            alike.setdefault(why, []).append(each.metric)
-    return [
-        f"energy_gate: {', '.join(metrics)} {why if len(metrics) == 1 else re.sub('^is', 'are', why)}"
-        for why, metrics in alike.items()
-    ]
+    found = [(each, explain_failure(each, inconclusive)) for each in comparisons if each.gated]
+    return [f"energy_gate: {each.metric} {why}" for each, why in found if why is not None]
 
 
 def explain_failure(comparison: Comparison, inconclusive: Inconclusive) -> str | None:
