@@ -14,7 +14,7 @@ import pytest_llenergy
 from pytest_llenergy.ab.join import SideSessions, choose_anchor, list_excluded_rounds
 from pytest_llenergy.ab.measured_command import describe_startup, energy_per
 from pytest_llenergy.ab.session import Earlier, Turn, Watch, run_session, show_failure
-from pytest_llenergy.ab.sides import Prepared, check_imports, format_duration, list_own_modules
+from pytest_llenergy.ab.sides import Prepared, check_imports, format_duration
 from pytest_llenergy.ab.state import SIDES, State, explain_unfinished, lacks_tests, load_report
 from pytest_llenergy.compare.comparability import MeasuredRecord
 from pytest_llenergy.compare.comparison import compare_reports
@@ -65,11 +65,8 @@ class Campaign:
             self._stage = stage
             for done, pair in enumerate(schedule.turns(stage), 1):
                 measured = [self._run_turn(turn) for turn in pair]
-                self._finish_undecidable()
-                if done == count:
-                    self._decide()
-                still = len(self._open_tests)
-                number = pair[1].number // 2
+                self._finish_tests(ends_stage=done == count)
+                still, number = len(self._open_tests), pair[1].number // 2
                 if any(measured):
                     text = f"{still} of {count_tests(still + len(self._done))} open"
                     if still and number < most:
@@ -82,13 +79,23 @@ class Campaign:
                     return self._build_result()
         return self._build_result()
 
-    def _decide(self) -> None:
-        """Finish the tests that have a verdict after this stage; after the last, all."""
-        self._undecided = set()
-        self._compare()
-        if self._stage == len(self._plan.schedule.pairs):
-            self._undecided = set()
-        self._done.update(dict.fromkeys(self._open_tests - self._undecided, self._stage))
+    def _finish_tests(self, *, ends_stage: bool) -> None:
+        """Finish tests that more sessions cannot decide, and at the end of a stage those with a verdict.
+
+        Those failed, are on one side only, or are not comparable. The last stage finishes all.
+        """
+        names, self._undecided = self._names, set()
+        verdicts: dict[str, set[str]] = {}
+        for each in self._compare().comparisons:
+            verdicts.setdefault(each.id, set()).add(each.verdict)
+        finished = {names[side][name] for side in SIDES for name in self._gathered[side].undecidable}
+        finished |= set(names["base"].values()) ^ set(names["head"].values())
+        finished |= {name for name, found in verdicts.items() if found == {"not comparable"}}
+        if ends_stage and self._stage == len(self._plan.schedule.pairs):
+            finished |= self._open_tests
+        elif ends_stage:
+            finished |= self._open_tests - self._undecided
+        self._done = dict.fromkeys(finished, self._stage) | self._done
 
     def _estimate(
         self, measured: MeasuredRecord, base: Sample, head: Sample, rule: Rule, metric: str
@@ -142,7 +149,6 @@ class Campaign:
         side = plan.sides[turn.side]
         plan.check_before(side)
         done = [name for name, common in self._names[turn.side].items() if common in self._done]
-        own = list_own_modules(side.root) if turn.number <= 2 and plan.checks_imports(side) else {}
         files = self._state.begin(turn)
         session = f"session {turn.number} ({turn.side} {side.short})"
         if turn.number <= 2:
@@ -153,7 +159,7 @@ class Campaign:
             side,
             files,
             plan.schedule.rounds,
-            Earlier(done=done, devices=self._devices_before(turn.side), own=own),
+            Earlier(done=done, devices=self._devices_before(turn.side)),
             Watch(say) if show is None else lambda printed: show(printed.read()),
         )
         self._durations_s.append(time.monotonic() - began_s)
@@ -171,17 +177,6 @@ class Campaign:
         line = show_failure(files.log, say)
         why = f"{how}: {line!r}" if how is not None else "measured no test"
         raise PlanError(f"{session} {why}; the whole log: {files.log}")
-
-    def _finish_undecidable(self) -> None:
-        """Finish tests that more sessions cannot decide: failed, on one side only, or not comparable."""
-        names = self._names
-        undecidable = {names[side][name] for side in SIDES for name in self._gathered[side].undecidable}
-        undecidable |= set(names["base"].values()) ^ set(names["head"].values())
-        verdicts: dict[str, set[str]] = {}
-        for each in self._compare().comparisons:
-            verdicts.setdefault(each.id, set()).add(each.verdict)
-        undecidable |= {name for name, found in verdicts.items() if found == {"not comparable"}}
-        self._done.update({name: self._stage for name in undecidable if name not in self._done})
 
     def _devices_before(self, side: SideName) -> dict[str, list[str]]:
         """Return the devices of each test of a side in earlier sessions, those of the baseline first."""

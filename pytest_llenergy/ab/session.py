@@ -91,7 +91,6 @@ class Earlier(StoredStruct, frozen=True):
 
     done: Sequence[str] = ()  # node ids of tests to skip
     devices: Mapping[str, Sequence[str]] = {}  # of each test in earlier sessions, which it uses again
-    own: Mapping[str, str] = {}  # the modules of its checkout, of which it tells where they came from
 
 
 def run_session(

@@ -7,7 +7,6 @@ imports only the standard library. ``LLENERGY_AB_SESSION`` names the directory o
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -77,24 +76,20 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 def pytest_unconfigure(config: Any) -> None:
     """Write where modules came from, in each process, and the summary."""
-    _write(f"modules-{os.getpid()}.json", _locate_modules(_read_earlier()["own"]))
+    _write(f"modules-{os.getpid()}.json", _locate_modules())
     watch = config.pluginmanager.get_plugin(WATCH_NAME)
     if watch is not None:
         _write("summary.json", vars(watch))
 
 
-def _locate_modules(own: dict[str, str]) -> dict[str, str]:
-    """Return where this process imports the modules from that the checkout has, too."""
+def _locate_modules() -> dict[str, str]:
+    """Return where this process imported modules and packages from."""
     found = {}
-    for name, place in own.items():
-        # sys.modules may contain arbitrary objects. Ranks may import what this process has not.
+    for name, module in list(sys.modules.items()):
+        # sys.modules may contain arbitrary objects.
         with suppress(Exception):
-            module = sys.modules.get(name)
-            if module is not None:
-                found[name] = str(Path(str(module.__file__)).resolve())
-            elif place.startswith("src/"):
-                spec: Any = importlib.util.find_spec(name)
-                found[name] = str(Path(spec.origin).resolve())
+            if "." not in name and isinstance(module.__file__, str):
+                found[name] = str(Path(module.__file__).resolve())
     return found
 
 

@@ -300,19 +300,11 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
 def list_own_modules(root: Path) -> dict[str, str]:
     """Return the importable modules and packages of a checkout by their names, with their paths in it."""
     files = [Path(name) for name in Repository(root).list_files("*.py", "pyproject.toml", "*/pyproject.toml")]
-    known = set(files)
     projects = {each.parent for each in files if each.name in ("pyproject.toml", "setup.py")}
-    roots = [*map(Path, SOURCE_ROOTS), *sorted(projects), *(each / "src" for each in sorted(projects))]
-    found: dict[str, str] = {}
-    for file in files:
-        place = file.parent if file.name == "__init__.py" else file
-        if file.suffix != ".py" or place.parent / "__init__.py" in known:
-            # Part of a package.
-            continue
-        for parent in roots:
-            if place != parent and place.is_relative_to(parent):
-                name = ".".join(place.relative_to(parent).with_suffix("").parts)
-                found.setdefault(name, str(place))
+    roots = {*map(Path, SOURCE_ROOTS), *projects, *(each / "src" for each in projects)}
+    python = [each for each in files if each.suffix == ".py"]
+    places = [each.parent if each.name == "__init__.py" else each for each in python]
+    found = {place.stem: str(place) for place in places if place.parent in roots}
     return {name: place for name, place in found.items() if name not in sys.stdlib_module_names}
 
 
@@ -320,7 +312,9 @@ def check_imports(side: Side, lists: Iterable[Path]) -> None:
     """Check where the processes of a session imported the modules of its checkout from."""
     own, root, venv = list_own_modules(side.root), side.root, side.venv
     for file in sorted(lists):
-        for name, place in json.loads(file.read_text()).items():
+        imported: dict[str, str] = json.loads(file.read_text())
+        for name in imported.keys() & own:
+            place = imported[name]
             path = Path(place)
             # A copy that is installed is not the checkout, even if the environment is in it.
             in_checkout = path.is_relative_to(root.resolve()) and INSTALL_DIRECTORIES.isdisjoint(path.parts)

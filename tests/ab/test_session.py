@@ -149,14 +149,12 @@ def test_a_session_that_does_not_finish_is_named(project: Project, test: str, in
     assert f" {how}" in project.error(*QUICK).replace('"', "'")
 
 
-@pytest.mark.parametrize("by", ["test", "rank"])
 def test_a_session_that_imported_foreign_code_is_refused_and_discarded(
-    project: Project, tmp_path: Path, by: str
+    project: Project, tmp_path: Path
 ) -> None:
-    """It is also installed. A rank may import it later."""
+    """It is also installed."""
     project.write("src/thing/__init__.py", "")
-    if by == "test":
-        project.edit("test_some.py", "from work", "import thing\nfrom work")
+    project.edit("test_some.py", "from work", "import thing\nfrom work")
     project.commit()
     module = tmp_path / "site-packages" / "thing" / "__init__.py"
     module.parent.mkdir(parents=True)
