@@ -249,9 +249,6 @@ class OnnxRuntimeBackend:
                 "one batch; give one prompt at a time, or name the original model to have it converted"
             )
         check_lengths("onnxruntime", lengths, params.max_new_tokens, self._context)
-        # A signed number of 32 bits.
-        if params.seed >= 2**31:
-            raise BackendError(f"onnxruntime: seed is {params.seed}, needs less than 2**31")
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("onnxruntime", self._tokenizer.encode, texts)]

@@ -28,8 +28,3 @@ EXIT_WAIT_S = 1.0
 
 #: A request whose answer is not a stream, and the end of a stream after its last event.
 REQUEST_TIMEOUT_S, END_WAIT_S = 30.0, 0.5
-#: Longest time for which a server may be busy or refuse single requests after a load of a search that ended
-#: early, and interval of the next ones.
-SETTLE_S, RETRY_S = 60.0, 0.2
-#: Interval of the checks whether the result of a load of a search is certain.
-CERTAIN_POLL_S = 0.05

@@ -143,7 +143,6 @@ REFUSED_BATCHES: dict[str, list[tuple[dict[str, Any], list[str], dict[str, Any],
             {"max_new_tokens": 13},
             "are 8193 tokens; the model has room for 8192",
         ),
-        ({}, ["a b " * 2000] * 3, {}, "prompt tokens in one batch; 8192 fit one prefill; give fewer"),
     ],
 }
 

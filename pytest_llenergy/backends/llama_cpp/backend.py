@@ -29,9 +29,6 @@ ACTIVATIONS = {
     **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), "q8_k"),
 }
 
-#: ``LLAMA_DEFAULT_SEED``, which means a random seed.
-SEED_LIMIT = 2**32 - 1
-
 #: Requested fields of an answer; by default it repeats the prompt and every setting.
 RESPONSE_FIELDS = ["index", "content", "tokens", "tokens_predicted", "tokens_evaluated"]
 RESPONSE_FIELDS += ["truncated", "timings"]
@@ -150,8 +147,6 @@ class LlamaCppBackend:
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> LlamaCppJob:
         if params.stop_token_ids:
             raise BackendError("llama-cpp: stop_token_ids are not supported: its server stops at texts")
-        if params.seed >= SEED_LIMIT:
-            raise BackendError(f"llama-cpp: seed is {params.seed}, needs less than 2**32 - 1")
         rows = encode_prompts("llama-cpp", self._tokens, prompts)
         server = self._with_capacity(rows, params.max_new_tokens)
         request = {

@@ -22,14 +22,12 @@ from pytest_llenergy.backends.server.answers import (
 from pytest_llenergy.backends.server.client import PATHS, Client, Stream
 from pytest_llenergy.backends.server.dialects import Dialect, Encoder
 from pytest_llenergy.backends.server.process import is_port_closed
-from pytest_llenergy.backends.server.search import IdleCheck
 from pytest_llenergy.backends.server.settings import Address, ServerSettings
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.timeouts import (
     HEALTH_POLL_S,
     HEALTH_TIMEOUT_S,
     PROBE_TIMEOUT_S,
-    SETTLE_S,
 )
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError, ModelError, ServerError
@@ -79,7 +77,6 @@ class Endpoint:
     Attributes:
         ready: A path that it answers at once.
         flags: What a reader must know of every measurement with this server.
-        idle: Whether it still works on requests of a load that ended early.
     """
 
     client: Client
@@ -90,9 +87,6 @@ class Endpoint:
     check_alive: CheckAlive
     address: Address
     flags: list[Flag] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.idle = IdleCheck(self.client, self.check_alive)
 
     def check_offered(self, endpoint: str) -> None:
         """Raise ``BackendError`` if the server does not have an endpoint."""
@@ -111,16 +105,6 @@ class Endpoint:
         found: Any = self.client.get(path).json()
         value = found.get(name) if isinstance(found, dict) else None
         return None if value is None else show_line(str(value))
-
-    def prepare_round(self) -> None:
-        """See that the server lives, and wait until it is idle."""
-        self.check_answers()
-        end_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
-        if not self.idle.is_settled and not self.client.run(self.idle.settle(end_ns)):
-            raise BackendError(
-                f"server: still busy {SETTLE_S:g} s after a search for the maximum load has closed its "
-                "streams; restart it, or use another server for this test"
-            )
 
     def check_answers(self) -> None:
         """Raise ``BackendError`` if the server does not answer, or has died."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -29,7 +28,6 @@ from pytest_llenergy.backends.tasks import (
     ServedLoad,
     ServeParams,
 )
-from pytest_llenergy.backends.timeouts import CERTAIN_POLL_S
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import Flag
@@ -48,7 +46,7 @@ class BatchJob:
     params: GenerationParams
 
     def before_round(self) -> None:
-        self.endpoint.prepare_round()
+        self.endpoint.check_answers()
 
     def run(self) -> list[Exchange]:
         return self.endpoint.client.run(self._send())
@@ -75,13 +73,13 @@ class BatchJob:
 class LoadOutcome:
     """What was sent, and when the load started and ended.
 
-    ``sent`` is the number of requests sent if a load of a search ended early, and ``ended`` why.
+    ``sent`` is the number of requests sent, and ``ended`` why a load of a search ended early.
     """
 
     exchanges: list[Exchange]
     start_ns: int
     end_ns: int
-    sent: int = 0
+    sent: int
     ended: Flag | None = None
 
 
@@ -111,60 +109,44 @@ class LoadJob:
         self._failed: list[Exchange] = []
         self._probed = 0
         self._counter: MissCounter | None = None
-        self._end_ns = 0
+        #: When the requests of a load of a search end at the latest.
+        self._last_ns = 0
 
     def before_round(self) -> None:
-        probe, endpoint = self.params.probe, self.endpoint
-        if probe is None:
-            endpoint.prepare_round()
-            return
-        endpoint.check_answers()
-        self._end_ns = min(probe.end_ns, time.monotonic_ns() + round(probe.longest_s * 1e9))
-        endpoint.idle.use(self._bodies[id(self.requests[0])], self.encoder.path)
-        endpoint.client.run(endpoint.idle.settle(self._end_ns))
+        self.endpoint.check_answers()
+        if (probe := self.params.probe) is not None:
+            self._last_ns = time.monotonic_ns() + round(probe.longest_s * 1e9)
 
     def run(self) -> LoadOutcome:
         self._failed = []
         self._run += 1
-        probe, client = self.params.probe, self.endpoint.client
-        if probe is None:
-            start_ns = time.monotonic_ns()
-            exchanges = client.run(self._send(self.requests, self.params.offsets_s(), start_ns))
-            return LoadOutcome(exchanges, start_ns, time.monotonic_ns())
-        number, self._probed = self._probed - probe.warmups, self._probed + 1
-        requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
-        assert self.params.slo is not None
-        # Misses of a warm-up decide nothing.
-        counter = MissCounter(self.params.slo, probe.allowed if number >= 0 else len(requests))
-        self._counter = counter
+        requests, probe, number = self.requests, self.params.probe, 0
+        if probe is not None:
+            assert self.params.slo is not None
+            number, self._probed = self._probed - probe.warmups, self._probed + 1
+            requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
+            # Misses of a warm-up decide nothing.
+            self._counter = MissCounter(self.params.slo, probe.allowed if number >= 0 else len(requests))
         start_ns = time.monotonic_ns()
         sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
-        exchanges, was_cut = client.run(self._until_over(sending, counter))
+        exchanges = self.endpoint.client.run(sending)
         end_ns = time.monotonic_ns()
-        if was_cut or self._failed:
-            # It may still work on what was closed or timed out.
-            self.endpoint.idle.is_settled = False
-        ended = end_flag(probe, len(requests), counter) if was_cut else None
-        return LoadOutcome(exchanges, start_ns, end_ns, counter.sent, ended)
+        sent = len({exchange.talk for exchange in exchanges})
+        ended = None
+        is_cut = sent < len(requests) or end_ns > self._last_ns
+        if probe is not None and self._counter is not None and is_cut and not self._has_failed():
+            ended = end_flag(probe, len(requests), self._counter)
+        return LoadOutcome(exchanges, start_ns, end_ns, sent, ended)
 
-    async def _until_over(
-        self, sending: Coroutine[Any, Any, list[Exchange]], counter: MissCounter
-    ) -> tuple[list[Exchange], bool]:
-        """Send a load until its result is certain or its time is up; then close its streams.
+    def _has_failed(self) -> bool:
+        return len(self._failed) > self.params.max_failures
 
-        Returns what failed until then, because it may not be due to the load, and whether it was cut.
-        """
-        load = asyncio.ensure_future(sending)
-        while not load.done():
-            left_s = (self._end_ns - time.monotonic_ns()) / 1e9
-            # With too many failures the load ends by itself, with an error.
-            is_over = counter.is_over() and len(self._failed) <= self.params.max_failures
-            if left_s <= 0 or is_over:
-                load.cancel()
-                await asyncio.wait({load})
-                return self._failed, True
-            await asyncio.wait({load}, timeout=min(left_s, CERTAIN_POLL_S))
-        return load.result(), False
+    def _is_over(self) -> bool:
+        """Whether too many requests have failed, or a load of a search needs no more of them."""
+        probe, now_ns = self.params.probe, time.monotonic_ns()
+        if self._has_failed() or probe is None or self._counter is None:
+            return self._has_failed()
+        return self._counter.is_over() or now_ns > min(probe.end_ns, self._last_ns)
 
     async def _send(
         self, requests: Sequence[Request], offsets_s: Sequence[float], start_ns: int
@@ -172,22 +154,16 @@ class LoadJob:
         """Send each request at its time, or all of them as slots become free."""
         slots = asyncio.Semaphore(self.params.concurrency) if self.params.concurrency else nullcontext()
         sent: list[asyncio.Task[list[Exchange]]] = []
-        try:
-            for number, request in enumerate(requests):
-                due_ns = None
-                if offsets_s:
-                    due_ns = start_ns + round(offsets_s[number] * 1e9)
-                    # Sleep even if it is due, so that requests in flight progress.
-                    await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
-                if len(self._failed) > self.params.max_failures:
-                    break
-                sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
-            return [exchange for made in await asyncio.gather(*sent) for exchange in made]
-        except asyncio.CancelledError:
-            for task in sent:
-                task.cancel()
-            await asyncio.gather(*sent, return_exceptions=True)
-            raise
+        for number, request in enumerate(requests):
+            due_ns = None
+            if offsets_s:
+                due_ns = start_ns + round(offsets_s[number] * 1e9)
+                # Sleep even if it is due, so that requests in flight progress.
+                await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+            if self._is_over():
+                break
+            sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
+        return [exchange for made in await asyncio.gather(*sent) for exchange in made]
 
     async def _converse(
         self, number: int, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
@@ -197,14 +173,14 @@ class LoadJob:
         made: list[Exchange] = []
         history: list[Message] = []
         async with slots:
-            if len(self._failed) > self.params.max_failures:
+            if self._is_over():
                 return []
             for turn in request.turns():
                 if made and turn.think_s:
                     await asyncio.sleep(turn.think_s)
                 body, told = self._body(turn, history)
                 stream = await self.endpoint.client.stream(
-                    body, self.encoder.path, self.params.request_timeout_s, self._watch
+                    body, self.encoder.path, self._timeout_s(), self._watch
                 )
                 exchange = Exchange(stream, self.encoder.output_tokens(turn), ready_ns=ready_ns, talk=number)
                 if not made:
@@ -212,11 +188,20 @@ class LoadJob:
                     exchange.input_tokens = None if turn.system else turn.input_tokens
                 made.append(exchange)
                 if stream.failed:
-                    self._failed.append(exchange)
+                    # What the end of a search's time has cut off is no fault of the server.
+                    if self._counter is None or time.monotonic_ns() < self._last_ns:
+                        self._failed.append(exchange)
                     break
                 if request.follow_ups:
                     history += [*told, ("assistant", answer_text(stream))]
         return made
+
+    def _timeout_s(self) -> float | None:
+        """Return the longest time of a request, which in a search ends with the load."""
+        if self._counter is None:
+            return self.params.request_timeout_s
+        left_s = max((self._last_ns - time.monotonic_ns()) / 1e9, 1e-3)
+        return min(left_s, self.params.request_timeout_s or left_s)
 
     def _watch(self, stream: Stream) -> None:
         if self._counter is not None:

@@ -1,26 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads of a search for the maximum: end them once their result is certain, and wait for an idle server."""
+"""Loads of a search for the maximum: send no more once their result is certain."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf
 
-from pytest_llenergy.backends.server.answers import explain_status
-from pytest_llenergy.backends.server.client import Client, Stream
+from pytest_llenergy.backends.server.client import Stream
 from pytest_llenergy.backends.tasks import Probe
-from pytest_llenergy.backends.timeouts import END_WAIT_S, RETRY_S, SETTLE_S
-from pytest_llenergy.errors import BackendError
+from pytest_llenergy.backends.timeouts import END_WAIT_S
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.served import ENDED_EARLY, OUT_OF_TIME
-
-#: A server is idle if a request takes at most so many times as long as the fastest one did, and some seconds,
-#: or if it takes no less than this share of the one before it.
-IDLE_TIMES, IDLE_S, STEADY_SHARE = 1.5, 0.05, 0.8
 
 
 @dataclass
@@ -73,55 +64,3 @@ def end_flag(probe: Probe, asked: int, counter: MissCounter) -> Flag:
         missed = f"{counter.missed} missed the SLO, and {probe.allowed} of {probe.requests} may"
         return Flag(name=ENDED_EARLY, severity="warning", detail=f"{sent}: {missed}; {rest}")
     return Flag(name=OUT_OF_TIME, severity="warning", detail=f"{sent}, because its time was up; {rest}")
-
-
-@dataclass
-class IdleCheck:
-    """Finds out whether a server still works on requests whose streams were closed.
-
-    A request that was sent after them is done after them, or takes longer because of them.
-
-    Attributes:
-        is_settled: Whether no load ended early since the server was last idle.
-    """
-
-    client: Client
-    check_alive: Callable[[], None]
-    is_settled: bool = True
-    _body: bytes = b""
-    _path: str = ""
-    _fastest_s: float = inf
-
-    def use(self, body: bytes, path: str) -> None:
-        """Check with this request from now on."""
-        if body != self._body:
-            self._fastest_s = inf
-        self._body, self._path = body, path
-
-    async def settle(self, end_ns: int) -> bool:
-        """Send one request after the other until the server is idle; return whether it is by ``end_ns``.
-
-        Raises ``BackendError`` if the server has died, or refuses each of them.
-        """
-        before_s = inf
-        refused_ns = time.monotonic_ns() + round(SETTLE_S * 1e9)
-        while (begin_ns := time.monotonic_ns()) < end_ns:
-            left_s = (end_ns - begin_ns) / 1e9
-            stream = await self.client.stream(self._body, self._path, left_s)
-            took_s = (time.monotonic_ns() - begin_ns) / 1e9
-            if not stream.failed:
-                self._fastest_s = min(self._fastest_s, took_s)
-                if took_s <= IDLE_TIMES * self._fastest_s + IDLE_S or took_s >= STEADY_SHARE * before_s:
-                    self.is_settled = True
-                    return True
-                before_s = took_s
-                continue
-            if took_s >= left_s:
-                break
-            if stream.broke:
-                self.check_alive()
-            if time.monotonic_ns() > refused_ns:
-                why = stream.broke or explain_status(stream)
-                raise BackendError(f"server: refused single requests for {SETTLE_S:g} s ({why})")
-            await asyncio.sleep(RETRY_S)
-        return False
