@@ -171,6 +171,9 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         first_ns = max(first_ns, marks[first - 1].time_ns)
     if last < len(marks) and marks[last].time_ns > after.latest_ns:
         last_ns = min(last_ns, marks[last].time_ns)
+    # Nor does a counter that was wrong show the energy of that time.
+    first_ns = max([first_ns, *(each.end_ns for each in series.outages if each.end_ns <= start_ns)])
+    last_ns = min([last_ns, *(each.start_ns for each in series.outages if each.start_ns >= end_ns)])
     own = [
         Mark(edge_ns, begins=edge_ns == start_ns)
         for edge_ns in (start_ns, end_ns)
