@@ -338,18 +338,8 @@ class Settings:
 
     @property
     def names_something(self) -> bool:
-        """Whether the options name something to check before any test, such as GPUs or a model."""
-        return bool(self.gpus or self.cluster != "local" or self.names_plugins)
-
-    @property
-    def names_plugins(self) -> bool:
-        """Whether one of the options concerns a backend or meter, which a plugin may provide."""
-        return bool(self.model or self.backend or self.python or self.meter or self.server)
-
-    @property
-    def writes_something(self) -> bool:
-        """Whether the run writes files or directories that the options name."""
-        return any(each is not None for each in (self.report, self.html, self.save, self.rank_logs))
+        """Whether the options name something to check before any test, such as GPUs or a meter."""
+        return bool(self.gpus or self.cluster != "local" or self.meter or self.backend or self.server)
 
 
 OPTIONS = tuple(Option(name=each.name, **each.metadata) for each in fields(Settings))

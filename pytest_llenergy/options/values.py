@@ -20,9 +20,6 @@ from pytest_llenergy.record.defaults import MAX_FLOOR, SAVED
 if TYPE_CHECKING:
     from pytest_llenergy.compare.gate import Threshold
 
-#: Longest name of a report (bytes). File systems allow 255, and a run adds to the name for its journal.
-MAX_NAME_BYTES = 200
-
 
 def integer(minimum: int, maximum: int) -> Callable[[str], int]:
     def read(text: str) -> int:
@@ -170,7 +167,6 @@ def output_file(what: str, flag: str, default: str) -> Callable[[str], Path]:
 
     def read(text: str) -> Path:
         path = Path(text)
-        _check_length(path.name)
         # ``Path.is_dir`` raises for a path that is too long; ``os.path.isdir`` returns False.
         if os.path.isdir(path) or "::" in text or path.suffix == ".py":  # noqa: PTH112
             raise ValueError(
@@ -190,13 +186,7 @@ def saved_name(text: str) -> str:
             f"needs a plain name, such as main: it becomes {SAVED}/main.json; "
             "--energy-report=FILE.json writes to any other place"
         )
-    _check_length(text)
     return text
-
-
-def _check_length(name: str) -> None:
-    if len(os.fsencode(name)) > MAX_NAME_BYTES:
-        raise ValueError(f"the name is too long; it may have {MAX_NAME_BYTES} bytes")
 
 
 def backend_python(text: str) -> tuple[str, Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 
 import pytest
 
@@ -37,6 +37,7 @@ from pytest_llenergy.plugin.stash import (
     ITEM_IN_CALL,
     LEASE,
     NO_TERMINAL,
+    distributes_tests,
     is_measured,
     is_worker,
     uses_fixture,
@@ -86,10 +87,10 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     manager = config.pluginmanager
     check_settings(config)
-    if settings_of(config).save is not None or settings_of(config).compare is not None:
-        from pytest_llenergy.plugin.collected import COLLECTED, Collected
+    if settings_of(config).compare is not None:
+        from pytest_llenergy.plugin.collected import SkippedFiles
 
-        manager.register(Collected(config), COLLECTED)
+        manager.register(SkippedFiles(config))
     if not is_worker(config) and not config.option.collectonly:
         from pytest_llenergy.plugin.controller import Controller
 
@@ -111,14 +112,15 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
-    if settings.keeps_something or settings.cluster != "local":
-        from pytest_llenergy.plugin.checks import check_launcher
+    if settings.keeps_something:
+        from pytest_llenergy.plugin.checks import check_files, check_launcher
 
         check_launcher(config.stash[ENVIRONMENT])
-    if settings.writes_something:
-        from pytest_llenergy.plugin.checks import check_outputs
+        check_files(config)
+    if settings.keeps_something and distributes_tests(config):
+        from pytest_llenergy.plugin.xdist import check_workers
 
-        check_outputs(config)
+        check_workers(config)
     if settings.compare is not None or settings.fail_on:
         from pytest_llenergy.plugin.baseline import check_gate_options
 
@@ -140,10 +142,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if GIVEN_LEASE in metafunc.config.stash:
         return
-    if BACKEND_PARAMETER in metafunc.fixturenames or marks.has_energy_marks(metafunc.definition):
-        from pytest_llenergy.plugin.collection import check_function
+    if BACKEND_PARAMETER in metafunc.fixturenames:
+        from pytest_llenergy.plugin.collection import parametrize_backend
 
-        check_function(metafunc)
+        parametrize_backend(metafunc)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -163,14 +165,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from pytest_llenergy.plugin.collection import check_collected_tests
 
         check_collected_tests(session)
-
-
-def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> str | None:
-    if any(uses_fixture(item, BACKEND_PARAMETER) for item in items):
-        from pytest_llenergy.plugin.collection import describe_unavailable_backends
-
-        return describe_unavailable_backends(config)
-    return None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -266,12 +260,7 @@ def pytest_runtest_makereport(
             caught[place] = pytest.ExceptionInfo.from_exception(as_failure(item, call.when, each.value))
     if not is_measured(item):
         return (yield)
-    from pytest_llenergy.plugin.recorder import (
-        add_record,
-        count_failed_subtest,
-        deliver_interrupted,
-        deliver_record,
-    )
+    from pytest_llenergy.plugin.recorder import count_failed_subtest, deliver_record
 
     # A report while the body runs is that of a subtest, not of the test.
     if item.config.stash.get(ITEM_IN_CALL, None) is item:
@@ -281,11 +270,11 @@ def pytest_runtest_makereport(
     report: pytest.TestReport | None = None
     try:
         report = yield
-        add_record(item, report)
         deliver_record(item, report)
     except BaseException:
         # Ctrl-C, or an error, in a hook of another plugin. Without its report, pytest's own outcome counts.
-        deliver_interrupted(item, report or pytest.TestReport.from_item_and_call(item, call))
+        report = report or pytest.TestReport.from_item_and_call(item, call)
+        deliver_record(item, report, with_hook=False)
         raise
     return report
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,23 +13,17 @@ import pytest
 from pytest_llenergy.compare.comparison import describe_side, has_measurements
 from pytest_llenergy.compare.gate import check_named_once
 from pytest_llenergy.compare.pairing import select_last_attempts
-from pytest_llenergy.errors import PlanError, ReportError
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
-from pytest_llenergy.plugin.xdist import BaselineFile, worker_input_of
 from pytest_llenergy.record.comparison import Baseline
 from pytest_llenergy.record.defaults import SAVED
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.text import relative_path
 from pytest_llenergy.report.saved import find_saved, is_saved_name
-from pytest_llenergy.report.store import decode_report_or_journal, read_file, read_report
+from pytest_llenergy.report.store import read_report
 
-NO_BASELINE = "no baseline was given (--energy-compare)"
-
-#: Why a test that this run did not select, or not reach, was not compared.
-ABSENT = "not in this run"
-
-#: Beginning of the reason of a test that failed as expected.
+#: Beginning of the reason of a test that failed as expected, the only sign of it.
 XFAIL = "xfail"
 
 
@@ -40,13 +33,11 @@ class StoredBaseline:
 
     Attributes:
         origin: Its name in messages.
-        path: Its file; None in a worker of pytest-xdist.
         report: The decoded report.
         records: The last attempt of each test, by record id.
     """
 
     origin: str
-    path: Path | None
     report: Report
     records: dict[str, Record]
 
@@ -65,18 +56,17 @@ class StoredBaseline:
             records: The last attempt of each test of the run.
             explain_absent: Gives the reason why a test has none of these.
         """
-        lost = {name: explain_absent(self.records[name]) for name in self.describe(records).absent}
-        for record in records:
-            if record.status == "skipped" or is_xfailed(record):
-                lost[record.id] = "skipped" if record.status == "skipped" else "xfailed"
-        usable = (name for name, each in self.records.items() if each.counts and each.rounds)
-        return {name: lost[name] for name in usable if name in lost and not is_xfailed(self.records[name])}
-
-
-def is_xfailed(record: Record) -> bool:
-    """Whether a test failed as expected; its reason is the only sign of it."""
-    reason = record.reason or ""
-    return record.status == "failed" and (reason == XFAIL or reason.startswith(f"{XFAIL}: "))
+        found, lost = {record.id: record for record in records}, {}
+        for name, before in self.records.items():
+            if not before.counts or not before.rounds:
+                continue
+            if (record := found.get(name)) is None:
+                lost[name] = explain_absent(before)
+            elif record.status == "skipped":
+                lost[name] = "skipped"
+            elif record.status == "failed" and (record.reason or "").partition(":")[0] == XFAIL:
+                lost[name] = "xfailed"
+        return lost
 
 
 BASELINE = pytest.StashKey[StoredBaseline | None]()
@@ -89,56 +79,36 @@ def baseline_of(config: pytest.Config) -> StoredBaseline | None:
         pytest.UsageError: If the file is not a usable baseline.
     """
     if BASELINE not in config.stash:
-        config.stash[BASELINE] = _load_baseline(config)
+        text = settings_of(config).compare
+        config.stash[BASELINE] = None if text is None else _load_baseline(config, text)
     return config.stash[BASELINE]
 
 
-def _load_baseline(config: pytest.Config) -> StoredBaseline | None:
-    text = settings_of(config).compare
-    if text is None:
-        return None
-    sent = worker_input_of(config).baseline
-    if sent is not None:
-        # The controller has already checked it.
-        name, data = sent
-        report = decode_report_or_journal(data, name)
-        return StoredBaseline(name, None, report, select_last_attempts(report.records, name))
-    source = option_source(config, "compare")
-    path = _resolve_baseline(config, text)
+def _load_baseline(config: pytest.Config, text: str) -> StoredBaseline:
+    source = f"{option_source(config, 'compare')}={text}"
     try:
+        path = _resolve_baseline(config, text)
         report = read_report(path)
         records = select_last_attempts(report.records, str(path))
-    except ReportError as error:
-        raise usage_error(f"{source}={text}: {str(error).removeprefix(f'{text}: ')}") from None
+    except LLEnergyError as error:
+        raise usage_error(f"{source}: {str(error).removeprefix(f'{text}: ')}") from None
     # A complete run without tests is the baseline of the first benchmarks.
     if not has_measurements(records) and not (report.run.complete and not report.records):
         statuses = Counter(record.status for record in records.values())
         counts = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        found = f" ({counts})" if counts else ""
         raise usage_error(
-            f"{source}={text}: {path}: none of its {len(records)} tests can be "
-            f"compared with{found}; a baseline needs tests that pass, with measured rounds"
+            f"{source}: {path}: none of its {len(records)} tests can be compared "
+            f"with{f' ({counts})' if counts else ''}; a baseline needs tests that pass, with measured rounds"
         )
-    return StoredBaseline(relative_path(path), path, report, records)
-
-
-def read_baseline_file(config: pytest.Config) -> BaselineFile | None:
-    """Return name and content of the baseline, for a worker that may not have the file."""
-    text, stored = settings_of(config).compare, baseline_of(config)
-    if stored is None or text is None:
-        return None
-    return stored.origin, read_file(_resolve_baseline(config, text))
+    return StoredBaseline(relative_path(path), report, records)
 
 
 def _resolve_baseline(config: pytest.Config, text: str) -> Path:
-    """Resolve the value of ``--energy-compare``. Raises ``pytest.UsageError`` for an unknown name."""
-    if not is_saved_name(text):
-        given = config.getoption("energy_compare", None) is not None
-        return (config.invocation_params.dir if given else config.rootpath) / text
-    try:
+    """Return the file of a baseline. Raises ``ReportError`` for an unknown name."""
+    if is_saved_name(text):
         return find_saved(config.rootpath / SAVED, text)
-    except ReportError as error:
-        raise usage_error(f"{option_source(config, 'compare')}={text}: {error}") from None
+    given = config.getoption("energy_compare", None) is not None
+    return (config.invocation_params.dir if given else config.rootpath) / text
 
 
 def check_gate_options(config: pytest.Config) -> None:
@@ -147,33 +117,26 @@ def check_gate_options(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: Options contradict each other, or the file is not a usable baseline.
     """
-    settings = settings_of(config)
-    if settings.compare is None:
-        # An ini file may define gates for the runs that have a baseline.
-        if config.getoption("energy_fail_on", None) is not None:
-            raise usage_error(
-                "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
-            )
-        return
+    # An ini file may define gates for the runs that have a baseline.
+    if settings_of(config).compare is None and config.getoption("energy_fail_on", None) is not None:
+        raise usage_error(
+            "--energy-fail-on needs a baseline: add --energy-compare=FILE, or =NAME of --energy-save=NAME"
+        )
     try:
-        check_named_once(settings.fail_on)
-    except PlanError as error:
+        check_named_once(settings_of(config).fail_on)
+    except LLEnergyError as error:
         raise usage_error(f"{option_source(config, 'fail_on')}: {error}") from None
-    stored = baseline_of(config)
-    assert stored is not None
-    if stored.path is None:
-        return
-    if settings.report is not None and _same(settings.report, stored.path):
-        _refuse_overwriting(f"{option_source(config, 'report')}={settings.report}", stored.path)
-    if settings.save is not None and _same(saved_as(config, settings.save), stored.path):
-        _refuse_overwriting(f"{option_source(config, 'save')}={settings.save}", stored.path)
+    if baseline_of(config) is not None:
+        _keep_baseline(config, str(settings_of(config).compare))
 
 
-def _refuse_overwriting(option: str, path: Path) -> None:
-    raise usage_error(
-        f"{option}: this would replace the baseline {path} that --energy-compare reads; write to another name"
-    )
-
-
-def _same(one: Path, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+def _keep_baseline(config: pytest.Config, text: str) -> None:
+    """Refuse to replace the baseline: a regression would fail once, and be the next baseline."""
+    settings, path = settings_of(config), _resolve_baseline(config, text).resolve()
+    saved = None if settings.save is None else saved_as(config, settings.save)
+    for name, written in (("report", settings.report), ("save", saved)):
+        if written is not None and written.resolve() == path:
+            raise usage_error(
+                f"{option_source(config, name)}: this would replace the baseline {relative_path(path)}; "
+                "write to another name"
+            )

@@ -30,12 +30,9 @@ from pytest_llenergy.plugin.handles.context import TestContext, find_targets, op
 from pytest_llenergy.plugin.leasing import lease_first
 from pytest_llenergy.plugin.plan import plan_of
 from pytest_llenergy.plugin.settings import settings_of
-from pytest_llenergy.plugin.stash import CONTEXT, MEASURING, is_worker, uses_fixture
+from pytest_llenergy.plugin.stash import BENCHMARK, CONTEXT, MEASURING, is_worker, uses_fixture
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import kind_of_energy
-
-#: Name of the fixture, and of pytest-benchmark as a plugin.
-FIXTURE = PLUGIN = "benchmark"
 
 NOT_CALLED = "the test requests the fixture benchmark but did not call it"
 OFF_IN_WORKERS = (
@@ -45,10 +42,7 @@ OFF_IN_WORKERS = (
 #: Set on a test whose meters are opened before its set-up.
 PREPARES = pytest.StashKey[bool]()
 
-CODSPEED = (
-    "the fixture benchmark is that of pytest-codspeed, which does not report when its rounds run; without "
-    "--codspeed and with pytest-benchmark installed the test is measured"
-)
+OF_ANOTHER = "the gate checks the fixture benchmark of pytest-benchmark, and this one is another plugin's"
 
 #: Minimum time between two recorded ends of rounds, at which the meters are read (seconds).
 EVERY_S = 0.05
@@ -61,7 +55,7 @@ NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be u
 RAISED = "the benchmark raised {error}"
 
 ON_HOSTS = (
-    "benchmark measures the energy of pytest's own host, and the test uses {hosts}; use "
+    "benchmark measures the energy of pytest's own host, and the test uses others; use "
     "energy(workers.call(...)) instead"
 )
 
@@ -77,8 +71,8 @@ class Benchmarks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        benchmark_only = uses_fixture(item, FIXTURE) and not uses_fixture(item, CONTEXT)
-        if benchmark_only and self._runs and self._measures(item) and _requests_benchmark(item):
+        benchmark_only = uses_fixture(item, BENCHMARK) and not uses_fixture(item, CONTEXT)
+        if benchmark_only and self._runs and self._measures(item):
             draft_of(item).in_process = True
             item.stash[PREPARES] = True
             if isinstance(item, pytest.Function):
@@ -92,7 +86,7 @@ class Benchmarks:
     ) -> Generator[None, Any, Any]:
         __tracebackhide__ = True
         fixture = yield
-        if fixturedef.argname == FIXTURE and isinstance(request.node, pytest.Item):
+        if fixturedef.argname == BENCHMARK and isinstance(request.node, pytest.Item):
             self._instrument(fixture, request)
         elif fixturedef.argname == CONTEXT and request.node.stash.get(PREPARES, False):
             # A meter that cannot be opened is an error of the call, if the test makes one.
@@ -124,7 +118,8 @@ class Benchmarks:
         item = request.node
         if not self._measures(item) or uses_fixture(item, MEASURING):
             return
-        requested = _requests_benchmark(item)
+        # Else the test asks for it while it runs.
+        requested = uses_fixture(item, BENCHMARK)
         # pytest-benchmark has no types, and need not be installed.
         if _is_pytest_benchmarks(fixture) and fixture.enabled:  # type: ignore[attr-defined]
             start = partial(self._start_context, request)
@@ -133,12 +128,11 @@ class Benchmarks:
                 context = start()
                 start = partial(_same, context)
             instrument(fixture, start, self._open_meters)
-        elif not requested:
-            return
-        elif type(fixture).__module__.partition(".")[0] == "pytest_codspeed":
-            self._start_record(request, CODSPEED)
-        elif _is_pytest_benchmarks(fixture) and is_worker(self._config) and self._enabled:
-            self._start_record(request, OFF_IN_WORKERS)
+        elif _is_pytest_benchmarks(fixture):
+            if requested and is_worker(self._config) and self._enabled:
+                self._start_record(request, OFF_IN_WORKERS)
+        elif plan_of(item).gate is not None:
+            self._start_record(request, OF_ANOTHER)
 
     def _start_context(self, request: pytest.FixtureRequest) -> TestContext:
         """Start a record for the test, and lease devices if it has none."""
@@ -147,8 +141,7 @@ class Benchmarks:
             draft_of(request.node).in_process = True
         context: TestContext = request.getfixturevalue(CONTEXT)
         if context.draft.gang is not None:
-            names = ", ".join(each.host for each in context.draft.gang.hosts)
-            raise PlanError(ON_HOSTS.format(hosts=names))
+            raise PlanError(ON_HOSTS)
         return context
 
     def _start_record(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
@@ -171,24 +164,7 @@ class Benchmarks:
         option = self._config.getoption
         disabled = option("benchmark_disable", False) and not option("benchmark_enable", False)
         skipped = option("benchmark_skip", False) and not option("benchmark_only", False)
-        return bool(self._config.pluginmanager.has_plugin(PLUGIN)) and not (disabled or skipped)
-
-
-def _requests_benchmark(item: pytest.Item) -> bool:
-    """Whether a test requests the fixture, directly or through other fixtures, autouse fixtures excepted."""
-    if not uses_fixture(item, FIXTURE) or plan_of(item).gate is not None:
-        return True
-    info = getattr(item, "_fixtureinfo", None)
-    if info is None:
-        return False
-    wanted = [*info.argnames, *(name for mark in item.iter_markers("usefixtures") for name in mark.args)]
-    visited: set[str] = set()
-    while wanted:
-        name = wanted.pop()
-        if name not in visited:
-            visited.add(name)
-            wanted += [other for each in info.name2fixturedefs.get(name, ()) for other in each.argnames]
-    return FIXTURE in visited
+        return bool(self._config.pluginmanager.has_plugin(BENCHMARK)) and not (disabled or skipped)
 
 
 def _is_pytest_benchmarks(fixture: object) -> bool:
@@ -198,10 +174,6 @@ def _is_pytest_benchmarks(fixture: object) -> bool:
         return False
     # ``isinstance`` would believe the ``__class__`` of a proxy.
     return issubclass(type(fixture), BenchmarkFixture)
-
-
-class NoRoundsError(Exception):
-    """The fixture ran the benchmark without reporting a round."""
 
 
 class RoundClock:
@@ -245,14 +217,10 @@ class RoundClock:
         if self._ends:
             self._meters.end()
 
-    def to_rounds(self) -> ForeignRounds:
-        """Return all rounds.
-
-        Raises:
-            NoRoundsError: If there was none.
-        """
+    def to_rounds(self) -> ForeignRounds | None:
+        """Return all rounds; None if there was none."""
         if not self._ends:
-            raise NoRoundsError
+            return None
         count = len(self._stats.stats.data)
         if self._ends[-1][0] != count:
             self._ends.append((count, round(self._last_s() * 1e9)))
@@ -332,12 +300,11 @@ class Measured:
             self._llenergy_rounds = None
         draft.forget_ranks()
         criterion = f"pytest-benchmark {_tool_version()} chose rounds, iterations and warm-up"
-        try:
-            draft.experiment = meters.account(rounds.to_rounds(), criterion, context.settings.target)
-        except NoRoundsError:
+        if (found := rounds.to_rounds()) is None:
             draft.unmeasured = NO_ROUNDS.format(version=_tool_version())
             meters.abandon()
             return result
+        draft.experiment = meters.account(found, criterion, context.settings.target)
         for name, value in _extra_info(draft.experiment).items():
             # The test may have set a value of this name itself.
             self.extra_info.setdefault(name, value)  # type: ignore[attr-defined]

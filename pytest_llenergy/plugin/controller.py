@@ -7,9 +7,8 @@ Under pytest-xdist this happens in the controller, otherwise in the only process
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from traceback import extract_tb
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.plugin.interruption import UNFINISHED, Turns, hold_interrupts
+from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.settings import recorded_options, saved_as, settings_of
 from pytest_llenergy.plugin.stash import distributes_tests
 from pytest_llenergy.record.text import escape_invisible, relative_path
@@ -27,14 +26,15 @@ if TYPE_CHECKING:
     from pytest_llenergy.plugin.baseline import StoredBaseline
     from pytest_llenergy.plugin.report_builder import ReportBuilder
     from pytest_llenergy.plugin.saving import SavedReport
-    from pytest_llenergy.plugin.xdist import BaselineFile, WorkerTracker
+    from pytest_llenergy.plugin.xdist import WorkerTracker
     from pytest_llenergy.record.record import Record
     from pytest_llenergy.record.report import Report
-    from pytest_llenergy.report.store import FileVersion
-
 
 #: Variable with which GitHub Actions names the step summary.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
+
+#: Phases after whose reports a test still runs. Other reports end it: teardown, or a crash.
+UNFINISHED = ("setup", "call")
 
 
 class Controller:
@@ -46,39 +46,26 @@ class Controller:
         self._paths = [settings.report] if settings.report is not None else []
         self._paths += [saved_as(config, settings.save)] if settings.save is not None else []
         self._started = datetime.now(timezone.utc)
-        self._versions: dict[Path, FileVersion | None] = {}
-        if self._paths or settings.html is not None:
-            from pytest_llenergy.report.store import version_of
-
-            self._versions = {path: version_of(path) for path in filter(None, [*self._paths, settings.html])}
         self._saved: SavedReport | None = None
         if settings.save is not None:
             from pytest_llenergy.plugin.saving import read_saved
 
             self._saved = read_saved(config)
         self._workers: WorkerTracker | None = None
-        self._turns: Turns | None = None
         if distributes_tests(config):
             from pytest_llenergy.plugin.xdist import WorkerTracker
 
-            self._workers = WorkerTracker(config, self._read_baseline_file)
+            self._workers = WorkerTracker(config)
             config.pluginmanager.register(self._workers, "llenergy-workers")
-        elif settings.keeps_something:
-            self._turns = Turns()
-            config.pluginmanager.register(self._turns, "llenergy-turns")
         self._builder: ReportBuilder | None = None
+        # The tests to run, and those that have ended. The exit code cannot tell whether all have:
+        # ``pytest.exit`` sets any.
+        self._selected: set[str] | None = None
+        self._ended: set[str] = set()
+        self._uncollected = False
         # For the summary: lines on written files, and errors.
         self._written: list[str] = []
         self._gate_errors: list[str] = []
-        self._interrupted = False
-
-    # First, so that nothing comes between the arrival of a record and its keeping.
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.keep_record(report)
-        # After the call phase, the files of a test may still be fake ones.
-        if self._builder is not None and report.when not in UNFINISHED:
-            self._builder.describe_run()
 
     def prepare(self) -> None:
         """Import what keeps records, and make their directory, before a test can replace files."""
@@ -89,39 +76,10 @@ class Controller:
             with suppress(OSError):
                 self._paths[-1].parent.mkdir(exist_ok=True)
 
-    def keep_record(self, report: pytest.TestReport) -> None:
-        """Keep the record of a report, if it has one, even during Ctrl-C. Later calls do nothing."""
-        primitives = getattr(report, "llenergy", None)
-        if primitives is None or hasattr(report, "llenergy_kept"):
-            return
-        with hold_interrupts():
-            self._add_record(primitives, getattr(report, "node", None))
-            vars(report)["llenergy_kept"] = True
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        from pytest_llenergy.plugin.xdist import was_interrupted
-
-        node = report.node
-        if was_interrupted(node):
-            # For xdist, a worker that was interrupted in a test has crashed.
-            report.longrepr = f"KeyboardInterrupt in worker {node.gateway.id} ended the run in this test"
-        attempt = self._workers.crashed_attempt(node, crashitem) if self._workers is not None else None
-        if self._workers is None or attempt is None:
-            return
-        lines = str(report.longrepr).strip().splitlines()
-        record = {
-            "id": self._workers.record_id(node, crashitem),
-            "attempt": attempt,
-            "status": "crashed",
-            "reason": lines[0] if lines else "the worker died",
-        }
-        self._add_record(record, node)
-
-    def _add_record(self, primitives: dict[str, Any], node: Any) -> None:
+    def add_record(self, primitives: Mapping[str, Any], hosts: Mapping[str, Any]) -> None:
+        """Keep a record, which a later one of the same test and attempt replaces."""
         import msgspec
 
-        from pytest_llenergy.plugin.recorder import HOSTS
         from pytest_llenergy.plugin.report_builder import ReportBuilder
         from pytest_llenergy.record.environment import Environment
         from pytest_llenergy.record.record import Record
@@ -129,130 +87,109 @@ class Controller:
 
         if self._builder is None:
             self.prepare()
-            self._builder = ReportBuilder(
-                self._paths[0] if self._paths else None,
-                self._config.rootpath,
-                recorded_options(self._config),
-                self._started,
-                copies=self._paths[1:],
-                versions=self._versions,
-                distributed=self._config.pluginmanager.has_plugin("dsession"),
-            )
-        fields = {name: value for name, value in primitives.items() if name != HOSTS}
-        record = msgspec.convert(escape_surrogates(fields), Record)
-        hosts = msgspec.convert(primitives.get(HOSTS, {}), dict[str, Environment])
-        worker = "" if node is None else str(node.gateway.id)
-        environment = self._workers.worker_environment(node) if self._workers is not None else None
-        self._builder.add(record, worker=worker, environment=environment, hosts=hosts)
-        if self._workers is not None:
-            self._workers.note_kept(node, primitives)
+            root, options = self._config.rootpath, recorded_options(self._config)
+            self._builder = ReportBuilder(self._paths, root, options, self._started)
+        record = msgspec.convert(escape_surrogates(primitives), Record)
+        self._builder.add(record, msgspec.convert(hosts, dict[str, Environment]))
+
+    def _add_arrived(self) -> None:
+        """Keep the records that workers have sent."""
+        while self._workers is not None and self._workers.arrived:
+            with hold_interrupts():
+                self.add_record(*self._workers.arrived.popleft())
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        # With --continue-on-collection-errors the run goes on without the tests of that file.
+        self._uncollected = self._uncollected or report.failed
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._selected = set(ids)
+
+    # First, so that nothing comes between the arrival of a record and its keeping.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._add_arrived()
+        if report.when in UNFINISHED:
+            return
+        self._ended.add(report.nodeid)
+        # After the call phase, the files of a test may still be fake ones.
+        if self._builder is not None:
+            self._builder.describe_run()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        self._add_arrived()
+        assert self._workers is not None
+        crashed = self._workers.crashed_test(report.node.gateway.id, crashitem)
+        if crashed is not None:
+            reason = next(iter(str(report.longrepr).strip().splitlines()), "the worker died")
+            record = {"id": crashed[0], "attempt": crashed[1], "status": "crashed", "reason": reason}
+            self.add_record(record, {})
 
     # A failure outside any test that is counted here still reaches the summary and the exit code.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        try:
-            result = yield
-        except pytest.exit.Exception:
-            # A test can end the run with exit code 0.
-            self._interrupted = True
-            self._check_gates(session)
-            raise
-        except BaseException:
-            # Ctrl-C, or an internal error, which xdist also makes of a worker that was interrupted twice.
-            self._interrupted = True
-            raise
-        self._check_gates(session)
-        return result
-
-    def _check_gates(self, session: pytest.Session) -> None:
+        if self._workers is None:
+            self._selected = {item.nodeid for item in session.items}
+        result = yield
         ran = session.testscollected and not self._config.getoption("setuponly", False)
-        if self._settings.compare is not None and ran:
-            from pytest_llenergy.plugin.gate_coverage import list_gate_errors
+        stored = self._stored_baseline()
+        if stored is not None and ran:
+            from pytest_llenergy.plugin.gating import list_gate_errors
 
             given = (self._config.getoption(name, None) for name in ("energy_fail_on", "energy_compare"))
             on_command_line = any(each is not None for each in given)
             self._gate_errors = list_gate_errors(
-                self._stored_baseline(),
-                self._last_attempts,
-                self._config,
-                on_command_line=on_command_line,
-                stopped=self._interrupted or self._left_tests_out(),
+                stored, self._last_attempts, self._config, on_command_line=on_command_line
             )
         session.testsfailed += len(self._gate_errors)
+        return result
 
     # Innermost, so that the summary, which another wrapper prints, has what this one did after the ``yield``.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(
         self, session: pytest.Session, exitstatus: int | pytest.ExitCode
     ) -> Generator[None, object, object]:
-        if self._gate_errors and exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        if self._workers is None or not self._interrupted:
-            self._keep_report(session, exitstatus)
-            return (yield)
-        # Records may still arrive until xdist has ended its workers.
-        self._add_arrived()
         try:
             return (yield)
         finally:
+            # If the run was interrupted, records arrive until xdist has ended its workers.
             self._add_arrived()
             self._keep_report(session, exitstatus)
-
-    def _add_arrived(self) -> None:
-        """Add the records that have arrived but that xdist, which was interrupted, has not handled."""
-        if self._workers is not None:
-            with hold_interrupts():
-                for node, primitives in self._workers.list_arrived():
-                    self._add_record(primitives, node)
-
-    def _left_tests_out(self) -> bool:
-        counted = self._workers or self._turns
-        return counted is not None and counted.tests_left_out
 
     def _keep_report(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
         """Write report, page and step summary. Ctrl-C ends what may take long, never the report."""
         builder = self._builder
         if builder is None:
             return
+        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        all_ran = self._selected is not None and self._selected <= self._ended
+        complete = ended and all_ran and not self._uncollected
+        stored = self._stored_baseline()
+        baseline = stored.describe(self._last_attempts) if stored is not None else None
+        succeeded = True
         try:
             builder.describe_run()
-        except KeyboardInterrupt:
-            exitstatus = self._note_interrupt(session, "the report may not name the commit and the machine")
-        ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
-        stored = self._stored_baseline()
-        report = builder.build(
-            int(exitstatus),
-            complete=ended and not self._left_tests_out(),
-            baseline=stored.describe(self._last_attempts) if stored is not None else None,
-        )
-        if report is None:
-            return
-        succeeded = True
-        if builder.path is not None:
-            try:
+            report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
+            if builder.paths:
                 self._config.hook.pytest_llenergy_report(config=self._config, report=report)
-            except KeyboardInterrupt:
-                exitstatus = self._note_interrupt(session, "a hook pytest_llenergy_report did not end")
-                report = builder.build(
-                    int(exitstatus), complete=report.run.complete, baseline=report.baseline
-                )
-                assert report is not None
-            except Exception as error:  # code of the user, which must not cost the report
-                builder.problems.append(f"a hook pytest_llenergy_report raised {_locate_error(error)}")
-                succeeded = False
-        try:
-            if builder.path is not None:
+        except KeyboardInterrupt:
+            exitstatus = self._note_interrupt(session, "it may lack commit, machine, and what hooks do")
+            report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
+        except Exception as error:  # code of the user, which must not cost the report
+            builder.problems.append(f"a hook pytest_llenergy_report raised {_locate_error(error)}")
+            succeeded = False
+        if builder.paths:
+            with hold_interrupts():
                 succeeded = self._write_report(report, builder) and succeeded
+        try:
             if self._settings.html is not None:
                 succeeded = self._write_page(report, self._settings.html, builder) and succeeded
             if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
                 self._append_step_summary(report, builder)
         except KeyboardInterrupt:
-            if builder.path is None or builder.written:
-                effect = "it is complete, but a page or step summary may be missing"
-            else:
-                effect = "its journal is kept: llenergy merge"
-            exitstatus = self._note_interrupt(session, effect)
+            exitstatus = self._note_interrupt(session, "a page or step summary may be missing")
         if ended and not succeeded and exitstatus != pytest.ExitCode.INTERRUPTED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -264,31 +201,30 @@ class Controller:
 
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
-        saved = self._saved
-        lost, gone = saved.list_missing(self._last_attempts, self._config) if saved else ([], [])
-        if saved and gone and not lost:
-            builder.warnings.append(f"no longer there, and dropped: {saved.describe(gone)}")
-        if saved and lost:
-            beside = builder.move_beside(saved.path)
-            builder.warnings.append(
-                f"this run has not measured {saved.describe(lost)}: that file stays, and this run's report "
-                f"is {beside.name} beside it; to drop these tests, delete the file and run again"
-            )
-        # The reader of a pipe may never come.
-        waits = any(path.exists() and not path.is_file() for path in self._paths)
-        with nullcontext() if waits else hold_interrupts():
-            succeeded = builder.write(report)
-            self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
-            if succeeded:
-                self._written += _describe_left_journals(self._paths[0])
+        if (saved := self._saved) is not None:
+            lost, gone = saved.list_missing(self._last_attempts, self._config.rootpath)
+            if gone and not lost:
+                builder.warnings.append(f"no longer there, and dropped: {saved.describe(gone)}")
+            if lost:
+                beside = saved.path.with_name(f"{saved.path.stem}.partial{saved.path.suffix}")
+                builder.paths = [beside if each == saved.path else each for each in builder.paths]
+                builder.warnings.append(
+                    f"this run has not measured {saved.describe(lost)}: that file stays, and this run's "
+                    f"report is {beside.name} beside it; to drop these tests, delete the file and run again"
+                )
+        succeeded = builder.write(report)
+        self._written += [f"energy report: {relative_path(path)}" for path in builder.written]
+        if succeeded:
+            self._written += _describe_left_journals(self._paths[0])
         return succeeded
 
     def _write_page(self, report: Report, path: Path, builder: ReportBuilder) -> bool:
         """Write the HTML page. On failure add a problem and return False."""
+        from pytest_llenergy.record.files import replace_file
         from pytest_llenergy.report.html.page import render_report
 
         try:
-            written = builder.write_file(path, render_report(report).encode(), "page")
+            replace_file(path, render_report(report).encode())
         except ReportError as error:
             builder.problems.append(str(error))
             return False
@@ -296,7 +232,7 @@ class Controller:
             why = f"rendering it raised {_locate_error(error)}"
             builder.problems.append(f"{relative_path(path)} was not written: {why}")
             return False
-        self._written.append(f"energy page: {relative_path(written)}")
+        self._written.append(f"energy page: {relative_path(path)}")
         return True
 
     def _append_step_summary(self, report: Report, builder: ReportBuilder) -> None:
@@ -317,7 +253,7 @@ class Controller:
             self._print_gates(terminalreporter)
             return
         if not quiet:
-            self._print_table(terminalreporter)
+            self._print_table(terminalreporter, self._builder.records)
         self._print_verdicts(terminalreporter, quiet=quiet)
         self._print_gates(terminalreporter)
         for problem in self._builder.problems:
@@ -328,24 +264,18 @@ class Controller:
         for line in self._written:
             _print_line(terminalreporter, line)
 
-    def _print_table(self, terminalreporter: Any) -> None:
+    def _print_table(self, terminalreporter: Any, records: Sequence[Record]) -> None:
         from pytest_llenergy.report.terminal import render_summary
 
-        writer = terminalreporter._tw
-        last = self._last_attempts
-        records, notes = ([], []) if self._builder is None else (self._builder.records, self._builder.notes)
-        layout = self._settings.layout
+        writer, last = terminalreporter._tw, self._last_attempts
+        earlier = len(records) - len(last)
         text = render_summary(
             last,
             writer.fullwidth,
             color=writer.hasmarkup,
-            layout=layout,
+            layout=self._settings.layout,
             verbosity=self._config.get_verbosity(),
-            notes=[
-                *notes,
-                *_count_elsewhere(last),
-                *_count_earlier(records, last),
-            ],
+            notes=[f"{earlier} earlier attempt{'' if earlier == 1 else 's'} not shown"] if earlier else [],
             with_times=self._config.getoption("durations", None) is not None,
         )
         if text:
@@ -371,7 +301,7 @@ class Controller:
         """Print which gates were not decided, even with ``-q``: silence would look like a pass."""
         records = self._last_attempts
         if self._settings.compare is not None or any(record.comparisons for record in records):
-            from pytest_llenergy.plugin.gate_coverage import describe_ungated
+            from pytest_llenergy.plugin.gating import describe_ungated
 
             with_lost = not any(" not compared: " in line for line in self._gate_errors)
             stored = self._stored_baseline()
@@ -387,31 +317,10 @@ class Controller:
 
         return baseline_of(self._config)
 
-    def _read_baseline_file(self) -> BaselineFile | None:
-        if self._settings.compare is None:
-            return None
-        from pytest_llenergy.plugin.baseline import read_baseline_file
-
-        return read_baseline_file(self._config)
-
     @property
     def _last_attempts(self) -> list[Record]:
         records = self._builder.records if self._builder is not None else []
         return list({record.id: record for record in records}.values())
-
-
-def _count_elsewhere(records: Iterable[Record]) -> list[str]:
-    """Return a line for each other host or Python in which tests were measured."""
-    from pytest_llenergy.plugin.xdist import ELSEWHERE
-
-    places = Counter(flag.detail for record in records for flag in record.flags if flag.name == ELSEWHERE)
-    return [f"{count} test{' was' if count == 1 else 's were'} {detail}" for detail, count in places.items()]
-
-
-def _count_earlier(records: Sequence[Record], last: Sequence[Record]) -> list[str]:
-    """Return a line on earlier attempts, which the table leaves out; nothing if there are none."""
-    count = len(records) - len(last)
-    return [f"{count} earlier attempt{'' if count == 1 else 's'} not shown"] if count else []
 
 
 def _describe_left_journals(path: Path) -> list[str]:

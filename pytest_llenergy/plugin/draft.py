@@ -84,6 +84,8 @@ class Draft:
     unmeasured: str | None = None
     #: Why ``energy`` measured nothing although the test called it. Fails a test that expects the exception.
     refusal: str | None = None
+    #: Whether the record was handed to the controller.
+    delivered: bool = False
     #: Whether the measured code runs in this process, on every device that this process may use.
     in_process: bool = False
 

@@ -30,14 +30,7 @@ from pytest_llenergy.plugin.isolated_child import names_of, read_warning
 from pytest_llenergy.plugin.leasing import falls_back, lease_devices
 from pytest_llenergy.plugin.plan import plan_of, runs_in_ranks
 from pytest_llenergy.plugin.session import state_of
-from pytest_llenergy.plugin.stash import (
-    GIVEN_LEASE,
-    ISOLATED,
-    NO_TERMINAL,
-    is_worker,
-    uses_energy,
-    uses_fixture,
-)
+from pytest_llenergy.plugin.stash import GIVEN_LEASE, ISOLATED, is_worker, uses_energy, uses_fixture
 from pytest_llenergy.plugin.xdist import KEY
 from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.ranks.workload import call_workload
@@ -174,18 +167,11 @@ class _TestProcess:
             warning = {"warning_message": read_warning(named), "nodeid": item.nodeid}
             kwargs = {**warning, "when": "runtest", "location": location}
             item.ihook.pytest_warning_recorded.call_historic(kwargs=kwargs)
-        elif kind == "end":
-            session, (should_fail, should_stop) = item.session, content
-            session.shouldfail = session.shouldfail or should_fail
-            session.shouldstop = session.shouldstop or should_stop
 
     def _log(self, report: pytest.TestReport) -> None:
-        option = self._item.config.getoption
         if report.when == "setup":
             report.duration, report.start = report.stop - self._begin_s, self._begin_s
         self._is_over = report.when == "teardown"
-        if report.failed and (option("usepdb", False) or option("trace", False)):
-            report.sections.append(("debugger", NO_TERMINAL))
         self._item.ihook.pytest_runtest_logreport(report=report)
 
     def _show_output(self, report: pytest.TestReport) -> None:

@@ -89,7 +89,6 @@ def run_test(
             config.hook.pytest_sessionfinish(session=session, exitstatus=status)
     finally:
         config._ensure_unconfigure()
-    sender.send("end", (session.shouldfail, session.shouldstop))
 
 
 def _run_one(session: pytest.Session, sender: _Sender, names: tuple[str, ...], node_id: str) -> None:

@@ -29,9 +29,6 @@ from pytest_llenergy.plugin.stash import ISOLATED, is_worker, uses_energy
 from pytest_llenergy.plugin.visibility import restrict_this_process, watch_visibility
 from pytest_llenergy.record.record import Flag
 
-#: What a local run in a Slurm job of several nodes leaves out.
-OTHER_NODES = "; --energy-cluster=slurm uses all nodes of the Slurm job"
-
 
 @contextmanager
 def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lease]:
@@ -70,7 +67,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         gangs.give_back()
     # Code in this process may run on any device that this process sees.
     every = request is None and draft.in_process
-    possible = _choose_devices(item, request, every=every, one_process=one_process)
+    possible = _choose_devices(item, request, every=every)
     draft.fallback = possible.fallback
     own = state.worker_gpus.lease if state.worker_gpus is not None else None
     if possible.uuids and state.worker_gpus is not None:
@@ -102,23 +99,20 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         state.keeper.finish_test()
 
 
-def _choose_devices(
-    item: pytest.Item, request: GpuRequest | None, *, every: bool, one_process: bool
-) -> Lease:
+def _choose_devices(item: pytest.Item, request: GpuRequest | None, *, every: bool) -> Lease:
     """Return what the test may use: its mark's, for ``every`` all visible GPUs, else the CPU."""
-    state, settings = state_of(item.config), state_of(item.config).settings
+    state = state_of(item.config)
     try:
         if state.worker_gpus is not None and (every or request is not None):
             return state.worker_gpus.lease if request is None else state.worker_gpus.choose(request)
         if every:
-            request, flags = request_visible(settings.gpus, state.environment)
+            request, flags = request_visible(state.settings.gpus, state.environment)
             draft_of(item).flags += flags
         allowed = state.allowed_gpus(item, request)
         return select_devices(request, allowed, state.environment, state.warm)
     except ShortageError as error:
         # The only reason that is not a mistake: this host has fewer GPUs.
-        has_others = settings.cluster == "local" and state.environment.get("SLURM_JOB_NUM_NODES", "1") != "1"
-        pytest.skip(f"{error}{OTHER_NODES if has_others and not one_process else ''}")
+        pytest.skip(str(error))
 
 
 @contextmanager
@@ -126,7 +120,7 @@ def _record_wait(item: pytest.Item) -> Iterator[Callable[[str], None]]:
     """Show the progress of a wait, and add its length to the draft, also if it fails."""
     draft, start_s = draft_of(item), real_time.monotonic()
     try:
-        with state_of(item.config).progress.track_wait(item.nodeid) as show:
+        with state_of(item.config).progress.track(item.nodeid, waits=True) as show:
             yield show
     finally:
         draft.lease_wait_s = (draft.lease_wait_s or 0.0) + real_time.monotonic() - start_s
@@ -244,22 +238,17 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
         if settings.busy == "skip":
             pytest.skip(occupancy.message)
         raise DeviceError(occupancy.message)
-    if state.worker_gpus is not None:
-        draft.flags += _context_flags(lease, in_process=draft.in_process)
+    if state.worker_gpus is not None and draft.in_process:
+        draft.flags += _find_contexts(lease)
 
 
-def _context_flags(lease: Lease, *, in_process: bool) -> list[Flag]:
-    """Return a flag for contexts of this process, by earlier tests, that touch a measurement."""
-    found, leased = find_own_boards(), {*lease.uuids, *lease.divided}
-    used = ", ".join(sorted(found - leased if in_process else found & leased))
-    if not used:
-        return []
-    context = f"{used}: pytest's process has a context there"
-    if in_process:
-        detail = f"{context} too, and the test measures only what it leases"
-        return [Flag(name="gpu-processes", severity="warning", detail=detail)]
-    detail = f"{context}, whose power is part of the idle power"
-    return [Flag(name="gpu-processes", severity="note", detail=detail)]
+def _find_contexts(lease: Lease) -> list[Flag]:
+    """Return a flag if earlier tests of this process have opened GPUs that a test does not measure."""
+    others = find_own_boards() - {*lease.uuids, *lease.divided}
+    detail = (
+        f"{', '.join(sorted(others))}: pytest's process has a context there, which this test does not measure"
+    )
+    return [Flag(name="gpu-processes", severity="warning", detail=detail)] if others else []
 
 
 def lease_first(item: pytest.Function, fixture: str) -> None:

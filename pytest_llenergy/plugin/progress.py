@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show progress while a test waits or is measured: one line redrawn in place, or single lines.
+"""Show progress while a test waits or is measured: one line redrawn in place, or a line now and then.
 
-Only the process that runs the tests shows progress, and only if it has the terminal to itself: workers of
-pytest-xdist are silent, as is ``-q``. Both still show what a test waits for. No thread redraws the line,
-since it would run during measured rounds.
+Only the process that runs the tests shows progress. With ``-q``, and in workers of pytest-xdist, that is only
+what a test waits for: a silent wait looks like a hang. No thread redraws the line, since it would run during
+measured rounds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,21 +25,11 @@ from pytest_llenergy.record.text import one_line, short_test_name, shorten
 if TYPE_CHECKING:
     from pytest_llenergy.measure.remaining_time import Step
 
-
-#: How progress is shown.
-DisplayMode: TypeAlias = Literal["silent", "lines", "live"]
-
-#: Minimum width of the name of a test (characters).
-MIN_NAME_WIDTH = 12
-
-#: Time before the first line of the mode ``lines``, and between further ones.
+#: Time before the first line of a test, and between further ones, where no line is redrawn.
 FIRST_LINE_S, NEXT_LINE_S = 10.0, 30.0
 
 #: Time for the terminal to draw a step before a quiet gap begins.
 DRAWING_S = 0.05
-
-#: Values of ``TERM`` for terminals that cannot move their cursor.
-DUMB_TERMINALS = ("dumb", "unknown")
 
 
 def describe_step(step: Step) -> str:
@@ -69,82 +59,6 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-class LiveLine:
-    """A line below the terminal's last, redrawn in place and removed at the end.
-
-    Args:
-        write: Writes text to the terminal.
-        column: Column of the cursor now, to which ``end`` returns it.
-        color: Whether the terminal shows colors.
-    """
-
-    def __init__(self, write: Callable[[str], None], column: int, *, color: bool) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        class CursorConsole(Console):
-            def show_cursor(self, show: bool = True) -> bool:
-                # A hidden cursor would stay hidden in the shell after a killed run.
-                return False
-
-        self._console = CursorConsole(
-            file=cast("IO[str]", _Stream(write)),
-            force_terminal=True,
-            force_interactive=True,
-            color_system="standard" if color else None,
-            no_color=not color,
-            highlight=False,
-        )
-        self._live = Live(
-            console=self._console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._column = column
-        if column:
-            write("\n")
-        self._live.start()
-
-    def show(self, test: str, step: str, width: int) -> None:
-        """Redraw the line with a test and its step; a long name is shortened in the middle."""
-        from rich.cells import cell_len
-        from rich.text import Text
-
-        name, step = short_test_name(test), one_line(step)
-        room = max(MIN_NAME_WIDTH, width - cell_len(step) - 2)
-        if cell_len(name) > room:
-            name = shorten(name, room * len(name) // cell_len(name))
-        self._console.width = width
-        line = Text.assemble((name, "cyan"), f": {step}", no_wrap=True, overflow="ellipsis", end="")
-        self._live.update(line, refresh=True)
-
-    def end(self) -> None:
-        """Remove the line."""
-        from rich.control import Control
-
-        self._live.stop()
-        if self._column:
-            self._console.control(Control.move_to_column(self._column, -1))
-
-
-class _Stream:
-    """The methods of a text file that a console uses."""
-
-    encoding = "utf-8"
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-
-    def write(self, text: str) -> int:
-        self._write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: every write is flushed."""
-
-
 class Progress:
     """Shows the progress of one test at a time, in the process that runs it."""
 
@@ -152,106 +66,87 @@ class Progress:
         self._config = config
         self._reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
         self._in_worker = is_worker(config)
-        self._mode = select_display_mode(config, self._reporter)
-        self._line: LiveLine | None = None
-        self._waiting_s = -math.inf
+        self._is_quiet = self._in_worker or self._reporter is None or config.get_verbosity() < 0
+        self._is_live = not self._is_quiet and can_redraw(config, self._reporter)
+        #: Column at which pytest's own line goes on; None while no line is drawn below it.
+        self._column: int | None = None
+        self._said_s = -math.inf
 
     @contextmanager
-    def track(self, test: str) -> Iterator[Callable[[str], None]]:
-        """Show progress while a test is prepared or measured; yields a function to call with each step."""
-        start_s = real_time.monotonic()
-        last_s = start_s + FIRST_LINE_S - NEXT_LINE_S
-        shown = ""
+    def track(self, test: str, *, waits: bool = False) -> Iterator[Callable[[str], None]]:
+        """Show progress while a test is prepared or measured, or ``waits`` before it.
+
+        Yields a function to call with each step.
+        """
+        start_s, shown = real_time.monotonic(), ""
+        # A wait of the only process is shown at once.
+        first_s = start_s + (0.0 if waits and not self._in_worker else FIRST_LINE_S)
 
         def show(step: str) -> None:
-            nonlocal last_s, shown
-            now_s = real_time.monotonic()
-            if self._mode == "live":
+            nonlocal shown
+            now_s, step = real_time.monotonic(), one_line(step)
+            if self._is_live:
                 # A wait repeats its step, and redrawing would disturb another process that measures.
                 if step != shown:
-                    self._show(test, step)
+                    self._draw(short_test_name(test), step)
+                    real_time.sleep(DRAWING_S)
                 shown = step
-            elif self._mode == "lines" and now_s >= last_s + NEXT_LINE_S:
-                last_s = now_s
+            elif (waits or not self._is_quiet) and now_s >= max(first_s, self._said_s + NEXT_LINE_S):
+                self._said_s = now_s
                 elapsed = format_duration(now_s - start_s)
-                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({elapsed} since it began)")
+                self._print(f"energy: {short_test_name(test)}: {step} ({elapsed} since it began)")
+                real_time.sleep(DRAWING_S)
 
+        if not self._in_worker:
+            self._said_s = -math.inf
         try:
             yield show
         finally:
-            self._end_line()
-
-    @contextmanager
-    def track_wait(self, test: str) -> Iterator[Callable[[str], None]]:
-        """Show what a test waits for, even with ``-q``: a silent wait looks like a hang.
-
-        Yields a function to call with who holds it, before anything is measured.
-        """
-        if self._mode == "live":
-            with self.track(test) as show:
-                yield show
-            return
-        start_s = real_time.monotonic()
-
-        def say(step: str) -> None:
-            now_s = real_time.monotonic()
-            # Workers of pytest-xdist often wait for each other, which is no news.
-            first_s = start_s if not self._in_worker else start_s + FIRST_LINE_S
-            if now_s >= max(first_s, self._waiting_s + NEXT_LINE_S):
-                self._waiting_s = now_s
-                elapsed = format_duration(now_s - start_s)
-                self._print(f"energy: {short_test_name(test)}: {one_line(step)} ({elapsed} so far)")
-
-        # A new wait is shown at once, further lines of it as seldom as others; workers share the terminal.
-        if not self._in_worker:
-            self._waiting_s = -math.inf
-        yield say
+            if self._column is not None:
+                column, self._column = self._column, None
+                # Back to where pytest's own line ended.
+                self._write(f"\r\x1b[K\x1b[A\x1b[{column}C" if column else "\r\x1b[K")
 
     def stop_live(self) -> None:
         """Stop redrawing, since a debugger writes to the terminal from now on."""
-        self._line = None
-        if self._mode == "live":
-            self._mode = "lines"
+        self._column, self._is_live = None, False
 
-    def _show(self, test: str, step: str) -> None:
+    def _draw(self, name: str, step: str) -> None:
+        """Draw the line below pytest's own; a long name is shortened in the middle."""
+        from rich.cells import cell_len, set_cell_size
+
         writer = self._reporter._tw
-        # A closed terminal must not fail the test.
-        with suppress(OSError, ValueError), self._uncaptured():
-            if self._line is None:
-                column = writer.width_of_current_line % writer.fullwidth
-                self._line = LiveLine(self._write, column, color=writer.hasmarkup)
-            self._line.show(test, step, writer.fullwidth)
-        real_time.sleep(DRAWING_S)
-
-    def _end_line(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            with suppress(OSError, ValueError), self._uncaptured():
-                line.end()
+        width, start = writer.fullwidth, "\r\x1b[K"
+        if self._column is None:
+            self._column = writer.width_of_current_line % width
+            # At the end of a full line, the terminal itself begins the next one.
+            start = "\n" if self._column else ""
+        room = max(12, width - cell_len(step) - 3)
+        if cell_len(name) > room:
+            name = shorten(name, room * len(name) // cell_len(name))
+        line = f"{name}: {step}"
+        self._write(start + (line if cell_len(line) < width else set_cell_size(line, width - 1)))
 
     def _print(self, line: str) -> None:
-        with suppress(OSError, ValueError), self._uncaptured():
-            if self._in_worker:
-                # Its standard output is not shown; its standard error is that of the controller.
-                sys.stderr.write(f"\n{line}\n")
-                sys.stderr.flush()
-            elif self._reporter is not None:
-                self._reporter.write_line(line)
-                self._reporter.flush()
-        real_time.sleep(DRAWING_S)
+        if self._in_worker:
+            # Its standard output is not shown; its standard error is that of the controller.
+            self._show(lambda: sys.stderr.write(f"\n{line}\n"))
+        elif self._reporter is not None:
+            self._show(lambda: self._reporter.write_line(line, flush=True))
 
     def _write(self, text: str) -> None:
-        self._reporter.write_raw(text, flush=True)
+        self._show(lambda: self._reporter.write_raw(text, flush=True))
 
-    @contextmanager
-    def _uncaptured(self) -> Iterator[None]:
-        """Suspend pytest's capturing, as its own live logs do during a test."""
+    def _show(self, write: Callable[[], object]) -> None:
+        """Write while pytest's capturing is suspended, as its own live logs do during a test."""
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         # Resumed capturing installs its own streams, but the test may have installed others.
         streams = sys.stdout, sys.stderr
         try:
-            with nullcontext() if capture is None else capture.global_and_fixture_disabled():
-                yield
+            # A closed terminal must not fail the test.
+            shown = nullcontext() if capture is None else capture.global_and_fixture_disabled()
+            with suppress(OSError, ValueError), shown:
+                write()
         finally:
             sys.stdout, sys.stderr = streams
 
@@ -272,28 +167,11 @@ def stop_live_progress(config: pytest.Config) -> None:
         config.stash[PROGRESS].stop_live()
 
 
-def select_display_mode(config: pytest.Config, reporter: Any) -> DisplayMode:
-    """Decide how a run shows progress.
-
-    Returns:
-        ``"silent"`` with ``-q`` and in workers of pytest-xdist, whose output is not shown. ``"live"`` on a
-        terminal to which nothing else writes during a test: with pytest's own reporter, without live logs or
-        ``--setup-show``, and with output captured at file descriptors. Otherwise ``"lines"``.
-    """
-    if reporter is None or is_worker(config) or config.get_verbosity() < 0:
-        return "silent"
-    others = (
-        type(reporter).__module__ != "_pytest.terminal"
-        or config.getoption("capture", "no") != "fd"
-        or config.getoption("setupshow", False)
-        or _logs_live(config)
+def can_redraw(config: pytest.Config, reporter: Any) -> bool:
+    """Whether a line can be redrawn: on a terminal to which nothing else writes during a test."""
+    logs_live = config.pluginmanager.has_plugin("logging-plugin") and (
+        config.getoption("log_cli_level", None) is not None or config.getini("log_cli")
     )
-    can_move = bool(reporter.isatty) and os.environ.get("TERM", "dumb") not in DUMB_TERMINALS
-    return "live" if can_move and not others else "lines"
-
-
-def _logs_live(config: pytest.Config) -> bool:
-    # Without the logging plugin its options do not exist.
-    if not config.pluginmanager.has_plugin("logging-plugin"):
-        return False
-    return config.getoption("log_cli_level", None) is not None or bool(config.getini("log_cli"))
+    is_shared = config.getoption("capture", "no") != "fd" or config.getoption("setupshow", False) or logs_live
+    own = type(reporter).__module__ == "_pytest.terminal" and bool(reporter.isatty)
+    return own and not is_shared and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

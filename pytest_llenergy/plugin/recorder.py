@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the record of a test from its draft when it ends, and attach the record to its report.
+"""Build the record of a test from its draft when it ends, and hand it to the controller at once.
 
-pytest-xdist sends each report to the controller at once, so a worker that dies later loses no record.
+So nothing that ends a worker or the run later loses a record: a crash, Ctrl-C, a plugin that delays reports.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,7 +20,7 @@ from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.plan import record_params, source_digest
 from pytest_llenergy.plugin.scoring import check_scores
 from pytest_llenergy.plugin.settings import settings_of
-from pytest_llenergy.plugin.xdist import record_id, worker_input_of
+from pytest_llenergy.plugin.xdist import BEGIN, RECORD, record_id, worker_input_of
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.record import (
@@ -31,7 +30,6 @@ from pytest_llenergy.record.record import (
     Record,
     domain_kind,
     flag_kind,
-    host_of,
     kind_of_energy,
     without_host,
 )
@@ -43,19 +41,13 @@ if TYPE_CHECKING:
 #: Longest reason of a record (characters): the text of an assertion may have megabytes.
 MAX_REASON_LENGTH = 1000
 
-#: Levels to which values in ``extra_info`` may be nested. Many programs cannot read JSON that is far deeper.
-MAX_NESTING = 100
-
-#: Key of the environments of its hosts in the primitives of a record, on their way to the controller.
-HOSTS = "environments"
-
 #: Prefix of the properties that JUnit XML shows.
 PROPERTY = "llenergy."
 
 
 def announce(item: pytest.Item) -> None:
     """Tell the controller that a measuring test begins, so that it can record a crash of this worker."""
-    worker_input_of(item.config).send_begin(item.nodeid, attempt_number(item))
+    worker_input_of(item.config).send(BEGIN, [item.nodeid, attempt_number(item)])
 
 
 def start_record(item: pytest.Item) -> None:
@@ -79,7 +71,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         status: Its status.
         reason: Why it was not measured, failed or was skipped.
     """
-    draft, worker = draft_of(item), worker_input_of(item.config)
+    draft = draft_of(item)
     experiment = draft.experiment
     # ``llenergy ab`` compares the rounds of an invalid record, too.
     if experiment is None and status not in ("measured", "invalid") and not draft.failed_gate:
@@ -89,7 +81,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         draft.flags.append(LEASE_LOST)
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
-        id=record_id(item.nodeid, label=worker.label, grouped=worker.grouped),
+        id=record_id(item.nodeid, grouped=worker_input_of(item.config).grouped),
         attempt=attempt_number(item),
         status=status,
         reason=reason,
@@ -121,7 +113,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         load_curve=draft.load_curve,
         comparisons=list(draft.comparisons),
         failed_gate=draft.failed_gate,
-        flags=[*_flags(experiment, meters, draft.flags), *worker.flags],
+        flags=_flags(experiment, meters, draft.flags),
     )
 
 
@@ -135,18 +127,10 @@ def json_values(info: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     refusal = None
     for name, value in list(info.items()):
         try:
-            found = json.loads(json.dumps({name: value}, allow_nan=False))
-            if _nests_deeper(found, MAX_NESTING + 1):
-                raise ValueError(f"it is nested more than {MAX_NESTING} levels deep")
-            values |= found
+            values |= json.loads(json.dumps({name: value}, allow_nan=False))
         except (TypeError, ValueError, RecursionError) as error:
             refusal = refusal or f"extra_info[{name!r}] cannot be stored as JSON: {error}"
     return values, refusal
-
-
-def _nests_deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    return inner is not None and (not levels or any(_nests_deeper(each, levels - 1) for each in inner))
 
 
 def check_extra_info(item: pytest.Item) -> None:
@@ -254,49 +238,29 @@ def count_failed_subtest(item: pytest.Item, report: pytest.TestReport) -> None:
     draft_of(item).failed_subtests += report.failed
 
 
-def add_record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Attach the record of a test to the report of the phase that decides its outcome."""
-    record = _record_of(item, report)
-    if record is not None:
-        replaced = item.ihook.pytest_llenergy_record(item=item, record=record)
-        _attach(report, item, replaced or record)
+def deliver_record(item: pytest.Item, report: pytest.TestReport, *, with_hook: bool = True) -> None:
+    """Build the record of a test after the phase that decides its outcome, and keep it.
 
-
-def _attach(report: pytest.TestReport, item: pytest.Item, record: Record) -> None:
-    """Attach a record to a report, with the hosts of a cluster that it names."""
-    primitives = to_primitives(record)
-    gang = draft_of(item).gang
-    if gang is not None:
-        primitives[HOSTS] = escape_surrogates(msgspec.to_builtins(gang.environments))
-    vars(report)["llenergy"] = primitives
-
-
-def _record_of(item: pytest.Item, report: pytest.TestReport) -> Record | None:
-    decides = report.when == "call" or (report.when == "setup" and not report.passed)
-    return build_record(item, *_status(draft_of(item), report)) if decides else None
-
-
-def deliver_record(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Keep a record at once: Ctrl-C, or a plugin that delays reports, may keep its report from being logged.
-
-    In a worker of pytest-xdist this does nothing, since the report brings the record to the controller.
+    Args:
+        item: The test.
+        report: Report of a phase.
+        with_hook: Whether hooks may change the record: those that Ctrl-C or an error has ended may not.
     """
+    draft = draft_of(item)
+    decides = report.when == "call" or (report.when == "setup" and not report.passed)
+    if draft.delivered or not decides:
+        return
+    record = build_record(item, *_status(draft, report))
+    if with_hook:
+        record = item.ihook.pytest_llenergy_record(item=item, record=record) or record
+    hosts = escape_surrogates(msgspec.to_builtins(draft.gang.environments)) if draft.gang is not None else {}
     controller = item.config.pluginmanager.get_plugin("llenergy-controller")
-    if controller is not None:
-        controller.keep_record(report)
-
-
-def deliver_interrupted(item: pytest.Item, report: pytest.TestReport) -> None:
-    """Keep the record of a report that will not be logged. A hook that did not end has not changed it."""
     with hold_interrupts():
-        if not hasattr(report, "llenergy"):
-            record = _record_of(item, report)
-            if record is None:
-                return
-            _attach(report, item, record)
-        deliver_record(item, report)
-        # Does nothing outside of a worker.
-        worker_input_of(item.config).send_record(report.llenergy)
+        if controller is not None:
+            controller.add_record(to_primitives(record), hosts)
+        else:
+            worker_input_of(item.config).send(RECORD, [to_primitives(record), hosts])
+        draft.delivered = True
 
 
 def deliver_unfinished(item: pytest.Item) -> None:
@@ -318,7 +282,7 @@ def deliver_unfinished(item: pytest.Item) -> None:
         longrepr=f"interrupted before all {rest} were measured",
         when="call",
     )
-    deliver_interrupted(item, report)
+    deliver_record(item, report, with_hook=False)
 
 
 def to_primitives(record: Record) -> dict[str, Any]:
@@ -362,43 +326,17 @@ def _with_exclusive(meter: MeterInfo, draft: Draft) -> MeterInfo:
     return msgspec.structs.replace(meter, exclusive=exclusive)
 
 
-def join_flags(by_round: Sequence[Sequence[Flag]], total: int, hosts: Collection[str]) -> Flag:
-    """Return one flag for those of one name: the detail of the host with the most rounds.
-
-    Args:
-        by_round: The flags of each round that has any.
-        total: Number of all rounds.
-        hosts: Names of the hosts of a cluster.
-    """
-    first: dict[str, Flag] = {}
-    counts: Counter[str] = Counter()
-    for flags in by_round:
-        # Two boards of a host may raise the same flag in one round.
-        found = {_host_in(flag, hosts): flag for flag in reversed(flags)}
-        counts.update(reversed(found))
-        first = {**found, **first}
-    shown = first[counts.most_common(1)[0][0]]
-    hosts_named = ", ".join(f"{host} in {count}" for host, count in counts.most_common() if host)
-    of_hosts = f" ({hosts_named})" if len(counts) > 1 and hosts_named else ""
-    detail = f"{len(by_round)} of {total} rounds{of_hosts}: {shown.detail}"
-    return msgspec.structs.replace(shown, detail=detail)
-
-
-def _host_in(flag: Flag, hosts: Collection[str]) -> str:
-    """Return the host that a flag's detail begins with; "" if it names none."""
-    named = (host for host in hosts if host and flag.detail.startswith((f"{host}: ", f"{host} ", f"{host}/")))
-    return next(named, "")
-
-
 def _flags(experiment: Experiment | None, meters: Sequence[MeterInfo], before: Sequence[Flag]) -> list[Flag]:
     """Return the flags of the rounds, each kind once with its number of rounds, and those in ``before``."""
     rounds = experiment.rounds if experiment is not None else []
-    hosts = {host_of(meter.domain) for meter in meters}
-    by_kind: dict[tuple[str, str, str], list[list[Flag]]] = {}
+    by_kind: dict[tuple[str, str, str], list[Flag]] = {}
     for round_ in rounds:
-        for kind in dict.fromkeys(map(flag_kind, round_.flags)):
-            by_kind.setdefault(kind, []).append([flag for flag in round_.flags if flag_kind(flag) == kind])
-    flags = [join_flags(same, len(rounds), hosts) for same in by_kind.values()]
+        for kind, flag in {flag_kind(flag): flag for flag in reversed(round_.flags)}.items():
+            by_kind.setdefault(kind, []).append(flag)
+    flags = [
+        msgspec.structs.replace(same[0], detail=f"{len(same)} of {len(rounds)} rounds: {same[0].detail}")
+        for same in by_kind.values()
+    ]
     flags += experiment.flags if experiment is not None else []
     flags += [flag for flag in before if flag_kind(flag) not in by_kind]
     estimated = [meter for meter in meters if meter.kind == "estimated"]

@@ -6,7 +6,7 @@ The arguments of ``pedantic`` override the mark, and the mark overrides the opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,25 +42,16 @@ def parse_round_options(
         if value is not None:
             fields[name] = whole_number(name, value, 1)
     if warmup is not None:
-        fields["warmup"] = None if warmup == "auto" else _warmup_iterations(warmup)
+        fields["warmup"] = None if warmup == "auto" else whole_number("warmup", warmup, 0)
     if target is not None:
         fields["target"] = _converted("target", target, share, (int, float, str))
     if budget is not None:
         fields["budget_s"] = _converted("budget", budget, seconds, (int, float))
     if flops is not None:
-        if not isinstance(flops, bool):
-            raise PlanError(f"flops is {flops!r}, needs True or False")
-        fields["flops"] = flops
+        fields["flops"] = bool(flops)
     if not fields:
         raise PlanError("names no setting; add one, such as rounds=10, or remove the mark")
     return fields
-
-
-def _warmup_iterations(value: int | str) -> int:
-    try:
-        return whole_number("warmup", value, 0)
-    except PlanError as error:
-        raise PlanError(f'{error}, or "auto"') from None
 
 
 def _converted(name: str, value: Any, read: Any, kinds: tuple[type, ...]) -> float:
@@ -116,18 +107,13 @@ def plan_pedantic_rounds(
         raise LLEnergyError(f"energy.pedantic: {error}") from None
     warmed_up = numbers.pop("warmup_rounds", None)
     plan = replace(plan, **numbers)
-    if has_setup and plan.iterations != 1:
-        raise LLEnergyError(
-            f"energy.pedantic: a round has {plan.iterations} iterations, but setup prepares only one call; "
-            "use iterations=1, or prepare in the function"
-        )
     if warmed_up is not None:
         iterations = plan.iterations or 1
         plan = replace(plan, warmup=warmed_up * iterations, warmup_block=iterations)
-    if has_setup and plan.warmup is None:
+    if has_setup and (plan.iterations != 1 or plan.warmup is None):
         raise LLEnergyError(
-            'energy.pedantic: setup prepares one call at a time, which warmup="auto" of the mark does not '
-            "allow; pass warmup_rounds"
+            "energy.pedantic: setup prepares one call: use iterations=1 and a number of warmup_rounds, or "
+            "prepare in the function"
         )
     return plan
 
@@ -158,23 +144,19 @@ class Arguments:
         """Call ``setup``, and return the arguments of the next round.
 
         Raises:
-            LLEnergyError: It returned no arguments, or some were given as well.
+            LLEnergyError: It returned something else, or some were given as well.
         """
         __tracebackhide__ = True
         made = self.setup() if self.setup is not None else None
-        match made:
-            case _ if not made:
-                self.args, self.kwargs = self._given
-            case (tuple() | list() as args, Mapping() as kwargs):
-                if any(self._given):
-                    raise LLEnergyError(
-                        "energy.pedantic: setup returned arguments, but args or kwargs are given too"
-                    )
-                self.args, self.kwargs = tuple(args), kwargs
-            case _:
-                raise LLEnergyError(
-                    f"energy.pedantic: setup returned {type(made).__name__}, needs None or (args, kwargs)"
-                )
+        if not made:
+            self.args, self.kwargs = self._given
+            return self._given
+        if any(self._given) or not (isinstance(made, tuple | list) and len(made) == 2):
+            raise LLEnergyError(
+                f"energy.pedantic: setup returned {type(made).__name__}, needs None, or (args, kwargs) where "
+                "energy.pedantic itself got no arguments"
+            )
+        self.args, self.kwargs = tuple(made[0]), made[1]
         return self.args, self.kwargs
 
     def clean_up(self) -> None:
@@ -191,25 +173,3 @@ class Arguments:
                     f"energy.pedantic: {name} runs in pytest's own process, but the call runs in the ranks; "
                     "do that work inside the called function"
                 )
-
-
-def parse_arguments(
-    args: Iterable[Any],
-    kwargs: Mapping[str, Any] | None,
-    setup: Callable[[], Any] | None,
-    teardown: Callable[..., Any] | None,
-    tokens: TokensPerCall,
-) -> Arguments:
-    """Check the arguments that ``energy.pedantic`` got for its call.
-
-    Raises:
-        LLEnergyError: One of them has the wrong type.
-    """
-    if isinstance(args, str) or not isinstance(args, Iterable):
-        raise LLEnergyError(f"energy.pedantic: args is {args!r}, needs a tuple, such as (x,)")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise LLEnergyError(f"energy.pedantic: kwargs is {kwargs!r}, needs a dict")
-    for name, function in (("setup", setup), ("teardown", teardown)):
-        if function is not None and not callable(function):
-            raise LLEnergyError(f"energy.pedantic: {name} is {function!r}, needs a function")
-    return Arguments(tuple(args), kwargs or {}, tokens, setup, teardown)

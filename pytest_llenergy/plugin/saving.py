@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.plugin.collected import collected_by
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests, relative_path
@@ -30,19 +30,22 @@ class SavedReport:
         tests = count_tests(len(self.measured))
         return f"{len(names)} of {tests} of {relative_path(self.path)}, such as {names[0]}"
 
-    def list_missing(self, records: Collection[Record], config: pytest.Config) -> tuple[list[str], list[str]]:
-        """Return the tests that a run has not measured: those that are left, and those that are gone.
-
-        The latter are tests whose file is gone, or was collected whole without their function.
-        """
+    def list_missing(self, records: Collection[Record], root: Path) -> tuple[list[str], list[str]]:
+        """Return the tests that a run has not measured: those that are left, and those that are gone."""
         measured = {record.id for record in records if record.counts}
         missing = [name for name in self.measured if name not in measured]
-        left = {name for name in missing if (config.rootpath / name.partition("::")[0]).exists()}
-        # These hide tests from collection, or give them other names.
-        if left and not config.getoption("lf", False) and config.getoption("dist", "no") != "each":
-            collected = collected_by(config)
-            left = {name for name in left if not collected.lacks(name)}
+        left = {name for name in missing if _is_left(name, root)}
         return [name for name in missing if name in left], [name for name in missing if name not in left]
+
+
+def _is_left(test: str, root: Path) -> bool:
+    """Whether the file of a test names its function or its class, whose methods may be inherited."""
+    file, *names = test.partition("[")[0].split("::")
+    try:
+        words = set(re.findall(r"\w+", (root / file).read_text("utf-8", "replace")))
+    except OSError:
+        return False
+    return any(name in words for name in names)
 
 
 def read_saved(config: pytest.Config) -> SavedReport | None:

@@ -156,13 +156,9 @@ class RunState:
         In a session of ``llenergy ab`` these are the ones of earlier sessions, since others do not count.
         """
         known: Mapping[str, Sequence[str]] = self._config.getoption("llenergy_ab_devices", None) or {}
-        devices = [device for device in known.get(self._record_id(item), ()) if device != CPU]
+        name = escape_surrogates(record_id(item.nodeid, grouped=worker_input_of(self._config).grouped))
+        devices = [device for device in known.get(name, ()) if device != CPU]
         return ",".join(devices) if wanted is not None and len(devices) == wanted.n else self.settings.gpus
-
-    def _record_id(self, item: pytest.Item) -> str:
-        worker = worker_input_of(self._config)
-        name: str = escape_surrogates(record_id(item.nodeid, label=worker.label, grouped=worker.grouped))
-        return name
 
     @property
     def measures_host(self) -> bool:
@@ -226,36 +222,16 @@ def call_spec_hook(
         error: Class of the error to raise.
 
     Raises:
-        LLEnergyError: A plugin fails or returns something else. The error is an ``error`` that names it.
+        LLEnergyError: A plugin fails or returns something else. The error is an ``error``.
     """
-
-    def is_valid(answer: object) -> bool:
-        return isinstance(answer, Sequence) and all(isinstance(spec, kind) for spec in answer)
-
     try:
         answers = getattr(config.hook, hook)(config=config)
-        if all(map(is_valid, answers)):
-            return [spec for answer in answers for spec in answer]
-        cause = ""
     except Exception as raised:  # the code belongs to another package and may raise anything
-        cause = describe_error(raised)
-    manager, faults = config.pluginmanager, []
-    # Neither results nor errors name their plugins, so call each plugin alone.
-    for plugin in manager.get_plugins():
-        others = [other for other in manager.get_plugins() if other is not plugin]
-        try:
-            alone = manager.subset_hook_caller(hook, others)(config=config)
-        except Exception as raised:
-            faults.append(f"{manager.get_name(plugin)} raised {describe_error(raised)}")
-            continue
-        wanted = f"return a list of {kind.__name__}"
-        faults += [
-            f"{manager.get_name(plugin)} returned {answer!r}: {wanted}"
-            for answer in alone
-            if not is_valid(answer)
-        ]
-    # A hook may fail only once.
-    raise error(f"{hook} of {'; '.join(faults)}" if faults else f"{hook} raised {cause}")
+        raise error(f"{hook} raised {describe_error(raised)}") from raised
+    for answer in answers:
+        if not isinstance(answer, Sequence) or not all(isinstance(spec, kind) for spec in answer):
+            raise error(f"{hook} returned {answer!r}: return a list of {kind.__name__}")
+    return [spec for answer in answers for spec in answer]
 
 
 STATE = pytest.StashKey[RunState]()

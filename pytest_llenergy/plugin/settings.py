@@ -18,9 +18,6 @@ from pytest_llenergy.record.text import one_line, shorten
 #: Most characters of an error; a longer one is cut in its middle, since its end says what to do.
 MAX_MESSAGE_LENGTH = 2000
 
-#: Options that keep or check what a run measures.
-OUTPUTS = ("report", "html", "save", "compare", "fail_on")
-
 SETTINGS = pytest.StashKey[Settings]()
 
 
@@ -47,23 +44,12 @@ def read_settings(config: pytest.Config) -> Settings:
     """Read each option from the command line, else the ini file, else its default.
 
     Raises:
-        pytest.UsageError: A value is invalid, or options contradict each other; the message names the option
-            or ini key.
+        pytest.UsageError: A value is invalid; the message names the option or ini key.
     """
     settings = Settings(**{each.name: _read_option(each, config) for each in OPTIONS})
-    if not settings.measures_nothing:
-        return settings
-    off = "disable" if settings.disable else "skip"
-    # What addopts has is for the runs that measure, as is what an ini file has.
-    typed = {str(each).partition("=")[0] for each in config.invocation_params.args}
-    given = [each for each in OUTPUTS if option_row(each).flag in typed]
-    for name in [*given, *(["only"] if settings.only else [])]:
-        remedy = "" if config.getoption(option_row(off).ini) else f", such as by -o energy_{off}=off"
-        sources = option_source(config, off), option_source(config, name)
-        raise usage_error(
-            f"{sources[0]} measures nothing, which contradicts {sources[1]}; leave out one of them{remedy}"
-        )
-    return replace(settings, report=None, html=None, save=None, compare=None, fail_on=())
+    if settings.measures_nothing:
+        return replace(settings, report=None, html=None, save=None, compare=None, fail_on=())
+    return settings
 
 
 def option_source(config: pytest.Config, name: str) -> str:
@@ -101,9 +87,6 @@ def _read_option(option: Option, config: pytest.Config) -> Any:
 def _read_text(option: Option, source: str, text: str) -> Any:
     if option.default is None and not text.strip():
         return None
-    if "\0" in text:
-        # Only an ini file can hold one; no name of a file or device does.
-        raise usage_error(f"{source}={text}: contains a null character; remove it")
     try:
         return option.read(text.strip() if option.repeatable else text)
     except ValueError as error:

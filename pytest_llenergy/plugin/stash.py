@@ -19,6 +19,9 @@ ENVIRONMENT = pytest.StashKey[Mapping[str, str]]()
 #: The test whose body is running, if any.
 ITEM_IN_CALL = pytest.StashKey[pytest.Item | None]()
 
+#: Files that were skipped at collection, or failed, by their id; in runs that compare.
+SKIPPED_FILES = pytest.StashKey[set[str]]()
+
 #: Set on a test that requested energy, even if only by ``request.getfixturevalue``.
 MEASURED = pytest.StashKey[bool]()
 
@@ -38,6 +41,9 @@ LEASE, CONTEXT, MEASURING = "_llenergy_lease", "_llenergy_context", "_llenergy_m
 
 #: The fixture that measures a call.
 ENERGY = "energy"
+
+#: The fixture of pytest-benchmark, and its name as a plugin.
+BENCHMARK = "benchmark"
 
 #: The fixture whose parameter names the backend of a test.
 BACKEND_PARAMETER = "_llenergy_backend"

@@ -29,6 +29,7 @@ from pytest_llenergy.errors import DeviceError
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin.settings import option_source, read_settings, settings_of, usage_error
 from pytest_llenergy.plugin.stash import distributes_tests, is_worker
+from pytest_llenergy.plugin.xdist import FAILURE as SENT_FAILURE
 from pytest_llenergy.plugin.xdist import OPTIONS_WITHOUT_TESTS, worker_input_of
 from pytest_llenergy.ranks.transport import SUPERVISOR_VARIABLE
 
@@ -116,7 +117,7 @@ def check_or_lease(config: pytest.Config) -> None:
     if FAILURE in config.stash:
         if not is_worker(config):
             raise pytest.UsageError(config.stash[FAILURE])
-        worker_input_of(config).send_failure(config.stash[FAILURE])
+        worker_input_of(config).send(SENT_FAILURE, config.stash[FAILURE])
     elif is_worker(config) or not distributes_tests(config):
         if WORKER_GPUS not in config.stash:
             _lease(config, settings)

@@ -17,8 +17,6 @@ from functools import partial
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISREG
-from typing import NamedTuple
 
 import msgspec
 
@@ -122,33 +120,9 @@ def check_creatable(path: Path) -> None:
     probe.unlink()
 
 
-class FileVersion(NamedTuple):
-    """Distinguishes the contents that a file has had."""
-
-    inode: int
-    mtime_ns: int
-
-
-def version_of(path: Path) -> FileVersion | None:
-    """Return the version of a file; None if there is no such file."""
-    try:
-        found = path.stat()
-    except (OSError, ValueError):
-        return None
-    return FileVersion(found.st_ino, found.st_mtime_ns) if S_ISREG(found.st_mode) else None
-
-
 def write_report(report: Report, path: Path) -> None:
     """Replace a report atomically, or raise ``ReportError``; the old file then remains."""
     replace_file(path, encode_report(report))
-
-
-def write_beside(path: Path, content: bytes, before: FileVersion | None, run_id: str) -> Path:
-    """Write a file of a run and return it. If it has changed since ``before``, one beside it has the id."""
-    if version_of(path) not in (before, None):
-        path = path.with_name(f"{path.stem}.{run_id}{path.suffix}")
-    replace_file(path, content)
-    return path
 
 
 def read_report(path: Path) -> Report:

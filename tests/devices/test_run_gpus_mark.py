@@ -105,20 +105,6 @@ def test_invalid_arguments_name_the_test_and_the_mark(run_on_two: Run, pytester:
     result.stdout.fnmatch_lines(["test_it.own::*: @pytest.mark.gpus: n is 0, needs *"])
 
 
-@pytest.mark.parametrize(("nodes", "advised"), [("1", False), ("2", True)])
-def test_a_skip_in_a_slurm_job_names_its_other_nodes(
-    run_on_two: Run, monkeypatch: pytest.MonkeyPatch, nodes: str, advised: bool
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NUM_NODES", nodes)
-    result = run_on_two("@pytest.mark.gpus(3)\ndef test_it(workers): pass\n")
-    result.assert_outcomes(skipped=1)
-    reason = "gpus(3): only 2 of 2 GPUs may be used here"
-    assert reason in result.stdout.str()
-    advice = f"{reason}; --energy-cluster=slurm uses all nodes of the Slurm job"
-    assert (advice in result.stdout.str()) == advised
-
-
 class TestNames:
     """The mark leases even if a parameter or a fixture of the user is called ``gpus``."""
 

@@ -271,9 +271,8 @@ def test_with_ranks_on_one_host(benchmark, workers):
     )
     assert "3 errors" in output, output
     assert "gpus(4, per_host=2) asks for several hosts, and the code" in output
-    for hosts in ("n1, n2", "n1"):
-        refusal = f"benchmark measures the energy of pytest's own host, and the test uses {hosts}; use "
-        assert f"{refusal}energy(workers.call(...)) instead" in output
+    refusal = "benchmark measures the energy of pytest's own host, and the test uses others; use "
+    assert output.count(f"{refusal}energy(workers.call(...)) instead") >= 2, output
 
 
 FIRST_WINDOWS = (

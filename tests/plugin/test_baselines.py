@@ -18,28 +18,21 @@ class TestUsage:
         ("content", "message"),
         [
             (None, "{path}: No such file or directory"),
-            ("", "{path}: empty, expected a JSON report of pytest --energy-report"),
-            (
-                '{"schema_version": 1, "tool"',
-                "{path}: not a report of pytest --energy-report (Input data was truncated)",
-            ),
-            ("[]", "{path}: not a report of pytest --energy-report (Expected `object`, got `array`)"),
             (
                 '{"schema_version": 99}',
                 "{path}: schema version 99 is newer than 1, the newest this pytest-llenergy reads; "
                 "upgrade pytest-llenergy",
             ),
         ],
-        ids=["missing", "empty", "truncated", "another", "newer"],
+        ids=["missing", "newer"],
     )
-    @pytest.mark.parametrize("extra", [[], ["-n2"]], ids=["one process", "-n2"])
     def test_unreadable_baseline_is_a_usage_error(
-        self, suite: pytest.Pytester, content: str | None, message: str, extra: list[str]
+        self, suite: pytest.Pytester, content: str | None, message: str
     ) -> None:
         if content is not None:
             Path("base.json").write_text(content)
         expected = message.format(path=suite.path / "base.json")
-        assert usage_error(suite, COMPARE, *extra) == f"{COMPARE}: {expected}"
+        assert usage_error(suite, COMPARE, "-n2") == f"{COMPARE}: {expected}"
 
     def test_baseline_without_measurements_is_a_usage_error(self, base: pytest.Pytester) -> None:
         def failed(report: dict[str, Any]) -> None:
@@ -93,8 +86,8 @@ class TestUsage:
     def test_report_does_not_overwrite_the_baseline(self, base: pytest.Pytester) -> None:
         before = Path("base.json").read_bytes()
         message = usage_error(base, COMPARE, "--energy-report=base.json")
-        assert message.startswith("--energy-report=")
-        assert message.endswith("that --energy-compare reads; write to another name")
+        assert message.startswith("--energy-report")
+        assert message.endswith("this would replace the baseline base.json; write to another name")
         assert Path("base.json").read_bytes() == before
 
 
@@ -149,23 +142,16 @@ class TestSave:
     ) -> None:
         assert reason in usage_error(quick_suite, f"--energy-save={name}")
 
-    def test_baseline_is_not_saved_over_itself(self, quick_suite: pytest.Pytester) -> None:
-        quick_suite.makepyfile(test_some=ONE)
-        quick_suite.runpytest("--energy-save=main").assert_outcomes(passed=1)
-        message = usage_error(quick_suite, "--energy-save=main", "--energy-compare=main")
-        assert message.startswith("--energy-save=main: this would replace the baseline ")
 
-
-@pytest.mark.parametrize("extra", [[], ["-W", "error"]], ids=["", "warnings are errors"])
-def test_broken_history_is_a_warning(
-    base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, extra: list[str]
+def test_broken_history_fails_gates_in_one_line(
+    base: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WATTS", "10")
     broken = base.path / ".llenergy" / "history" / ("0" * 12) / "20260101T030405Z-x.jsonl"
     broken.parent.mkdir(parents=True)
     broken.write_text("{}\n")
-    result = base.runpytest(COMPARE, FAIL, *extra)
-    assert result.ret == 0
-    text = " ".join(str(result.stdout).split())
-    assert f"{broken}: broken, or of a newer pytest-llenergy (" in text
-    assert "; limits allow for 1.5% between sessions" in text
+    result = base.runpytest(COMPARE, FAIL)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [f"ReportError: {broken}: broken, or of a newer pytest-llenergy (*); delete it, or upgrade"]
+    )

@@ -117,29 +117,9 @@ class TestNotMeasured:
         (record,) = read_report()["records"]
         assert (record["status"], record["reason"]) == ("invalid", "the benchmark raised ValueError")
 
-    def test_codspeed_fixture_is_invalid_with_a_reason(
-        self, pytester: pytest.Pytester, read_report: Read
-    ) -> None:
-        pytest.importorskip("pytest_codspeed")
-        pytester.makepyfile(BOTH)
-        result = pytester.runpytest_subprocess("--energy-report", "--codspeed", "-p", "no:cacheprovider")
-        result.assert_outcomes(passed=2)
-        for record in read_report()["records"]:
-            assert record["status"] == "invalid"
-            assert "pytest-codspeed" in record["reason"]
-
-    @pytest.mark.parametrize(
-        "options", [(), pytest.param(("-n1",), marks=pytest.mark.slow)], ids=["here", "in a worker"]
-    )
-    def test_autouse_benchmark_fixture_alone_gives_no_record(
-        self, bench: Callable[..., pytest.RunResult], read_report: Read, options: tuple[str, ...]
-    ) -> None:
+    def test_each_way_to_the_fixture(self, bench: Callable[..., pytest.RunResult], read_report: Read) -> None:
         suite = """
             import pytest, time
-            @pytest.fixture(autouse=True)
-            def benchmark(benchmark):
-                benchmark.extra_info["of"] = "all"
-                return benchmark
             @pytest.fixture
             def bench(benchmark):
                 return benchmark
@@ -155,18 +135,13 @@ class TestNotMeasured:
             def test_as_it_runs(request):
                 request.getfixturevalue("benchmark")(time.sleep, 0.002)
             """
-        # pytest-benchmark warns about tests that do not call the fixture.
-        bench(suite, "-Wdefault", *options).assert_outcomes(passed=5, warnings=2)
-        found = {name: record["status"] for name, record in by_name(read_report()).items()}
-        if options:
-            assert found == dict.fromkeys(("test_named", "test_of_another", "test_marked"), "invalid")
-        else:
-            assert found == {
-                "test_named": "measured",
-                "test_of_another": "measured",
-                "test_marked": "invalid",
-                "test_as_it_runs": "measured",
-            }
+        bench(suite).assert_outcomes(passed=5)
+        assert {name: record["status"] for name, record in by_name(read_report()).items()} == {
+            "test_named": "measured",
+            "test_of_another": "measured",
+            "test_marked": "invalid",
+            "test_as_it_runs": "measured",
+        }
 
     def test_fixture_class_keeps_its_name(self, bench: Callable[..., pytest.RunResult]) -> None:
         bench(

@@ -253,17 +253,6 @@ def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
     assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
 
 
-def test_a_gate_names_the_hooks_that_come_after_it(suite: pytest.Pytester) -> None:
-    suite.makeconftest((suite.path / "conftest.py").read_text() + HOOK)
-    suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
-    result = suite.runpytest("--energy-compare=base.json", "--energy-fail-on=lines:5%")
-    result.assert_outcomes(failed=2)
-    line = "energy_gate: lines is invalid: no lines yet: hooks add metrics after the gates; "
-    result.stdout.fnmatch_lines([f"*{line}use llenergy compare*"])
-    suite.runpytest("--energy-report=head.json").assert_outcomes(passed=2)
-    assert main(["compare", "base.json", "head.json", "--fail-on=lines:5%"]) == 0
-
-
 def test_a_number_beyond_all_numbers_is_one_line(quick: pytest.Pytester) -> None:
     quick.makepyfile("""
         def test_it(energy):

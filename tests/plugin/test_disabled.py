@@ -10,7 +10,6 @@ import pytest
 from ..conftest import TEN_WATTS
 from ..docs.pages import ROOT, blocks
 from ..docs.project import QUICK, set_up
-from .test_options import usage_error
 
 NOTHING = "--energy-disable: nothing was measured"
 
@@ -143,29 +142,6 @@ def test_benchmarks_count_where_they_are_measured(quick: pytest.Pytester, no_xdi
     disabled = quick.runpytest("--energy-disable", *few)
     disabled.assert_outcomes(passed=2)
     disabled.stdout.fnmatch_lines(["*benchmark: 1 tests*"])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ["--energy-disable", "--energy-report"],
-            "--energy-disable measures nothing, which contradicts --energy-report; leave out one of them",
-        ),
-        (
-            ["--energy-skip", "--energy-only"],
-            "--energy-skip measures nothing, which contradicts --energy-only; leave out one of them",
-        ),
-        (
-            ["-o", "energy_disable=true", "--energy-save=main"],
-            "ini key energy_disable measures nothing, which contradicts --energy-save; leave out one of "
-            "them, such as by -o energy_disable=off",
-        ),
-        (["-o", "energy_skip=maybe"], "ini key energy_skip=maybe: must be on or off"),
-    ],
-)
-def test_contradictions_are_one_line(pytester: pytest.Pytester, options: list[str], message: str) -> None:
-    assert usage_error(pytester, *options) == message
 
 
 def test_outputs_in_addopts_are_for_the_runs_that_measure(quick: pytest.Pytester) -> None:

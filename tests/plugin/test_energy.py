@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
 import pytest
 
 from pytest_llenergy.plugin.draft import NOTHING_MEASURED
 from pytest_llenergy.plugin.handles.energy import ENERGY_RAISED
-from pytest_llenergy.record.report import json_schema
 
 from ..conftest import TEN_WATTS
 
@@ -32,54 +30,6 @@ SLEEPY = """
 """
 
 
-def test_callable_is_measured_in_this_process(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(SLEEPY)
-    quick.runpytest("--energy-report").assert_outcomes(passed=1)
-    report = read_report()
-    jsonschema.validate(report, json_schema())
-    (record,) = report["records"]
-    assert record["status"] == "measured"
-    assert record["ranks"] == []
-    assert record["start_method"] is None
-    assert record["devices"] == ["cpu"]
-    assert record["procedure"]["warmup_iterations"] == 0
-    assert record["procedure"]["settled"] is None
-    assert record["procedure"]["iterations"] == 1
-    assert record["load_average"] is not None
-    assert record["metrics"]["energy_per_output_token_j"] == {
-        "value": None,
-        "unit": "J/token",
-        "uncertainty": None,
-        "spread": None,
-        "uncertainty_absolute": None,
-        "n": 0,
-        "rounds": None,
-        "reason": "no output tokens (count yours: energy(fn, output_tokens=...))",
-        "source": None,
-    }
-    for round_ in record["rounds"]:
-        truth = 10 * round_["duration_s"]
-        assert abs(round_["energy_j"] - truth) <= 4 * round_["energy_u_j"] + 1e-3
-        assert round_["by_domain"]["cpu:ten"]["kind"] == "measured"
-    assert report["run"]["complete"] is True
-    assert report["run"]["exit_status"] == 0
-    assert report["run"]["started_at"] < report["run"]["finished_at"]
-
-
-def test_warm_up_comes_before_the_rounds(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        """
-        import time
-        def test_it(energy):
-            calls = []
-            # Longer than the shortest round, so that each round is one call.
-            run = energy(lambda: time.sleep(0.12) or calls.append(1) or len(calls))
-            assert run.result == 5 and len(run.rounds) == 2
-        """
-    )
-    quick.runpytest("--energy-warmup=3").assert_outcomes(passed=1)
-
-
 def test_require_measured_refuses_to_estimate_and_says_why(
     pytester: pytest.Pytester, read_report: Read
 ) -> None:
@@ -97,15 +47,6 @@ def test_require_measured_refuses_to_estimate_and_says_why(
         ["MeterError: no meter that measures (--energy-require=measured) for the CPU *: *rapl*nvml*"]
     )
     assert read_report()["records"][0]["status"] == "failed"
-
-
-def test_missing_value_is_reported_and_not_compared(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        "import time\ndef test_it(energy):\n    assert energy(time.sleep, 0.1).time_to_first_token_s < 1\n"
-    )
-    result = quick.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["LLEnergyError: time_to_first_token_s has no value: no token timestamps"])
 
 
 @pytest.mark.parametrize(
@@ -192,11 +133,7 @@ def test_params_are_primitives(quick: pytest.Pytester, read_report: Read) -> Non
         """
         import pathlib, pytest
         class Item:
-            count = 0
-            def __repr__(self):
-                Item.count += 1
-                assert Item.count <= 200, "the items of a long list are not all formatted"
-                return "i"
+            def __repr__(self): return "i"
         long = ["x" * 300, "x" * 250]
         values = [1, 2.5, *long, None, True, pathlib.PurePosixPath("p"), object(), {2, 1}, [Item()] * 999]
         @pytest.mark.parametrize("a", values, ids=range(len(values)))

@@ -4,40 +4,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.clock
-
-Read = Callable[..., dict[str, Any]]
-
-
-def test_windows_nest_and_await(quick: pytest.Pytester, read_report: Read) -> None:
-    quick.makepyfile(
-        """
-        import asyncio, time
-        def test_it(energy_meter):
-            with energy_meter("outer") as outer:
-                time.sleep(0.1)
-                with energy_meter("inner") as inner:
-                    time.sleep(0.1)
-            async def work():
-                async with energy_meter("later") as later:
-                    await asyncio.sleep(0.1)
-                return later
-            later = asyncio.run(work())
-            for window in (outer, inner, later):
-                assert abs(window.energy_j - 10 * window.duration_s) <= 4 * window.energy_u_j + 0.01
-            assert inner.start_s > outer.start_s
-            assert outer.by_domain["cpu:ten"].kind == "measured"
-        """
-    )
-    quick.runpytest("--energy-report").assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert [window["name"] for window in record["windows"]] == ["outer", "inner", "later"]
-    assert record["status"] == "measured"
 
 
 def test_windows_are_labelled_and_have_their_uncertainty(pytester: pytest.Pytester) -> None:

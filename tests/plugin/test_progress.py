@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from pytest_llenergy.plugin.progress import select_display_mode
+from pytest_llenergy.plugin.progress import can_redraw
 
 from ..conftest import TEN_WATTS
 from ..terminals import TerminalOutput, pytest_on_terminal
@@ -45,7 +45,7 @@ SOON = (
 )
 
 #: Escape sequences that move up and erase a line.
-UP, ERASE = "\x1b[1A", "\x1b[2K"
+UP, ERASE = "\x1b[A", "\x1b[K"
 
 
 def dots(seen: TerminalOutput) -> list[str]:
@@ -138,41 +138,35 @@ def terminal() -> Iterator[TextIO]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "way"),
+    ("arguments", "alone"),
     [
-        ([], "live"),
-        (["--no-header"], "live"),
-        (["-vv"], "live"),
-        (["-p", "no:logging"], "live"),
-        (["-q"], "silent"),
-        (["-s"], "lines"),
-        (["--capture=sys"], "lines"),
-        (["--capture=tee-sys"], "lines"),
-        (["--setup-show"], "lines"),
-        (["-o", "log_cli=true"], "lines"),
-        (["--log-cli-level=INFO"], "lines"),
+        ([], True),
+        (["-p", "no:logging"], True),
+        (["-s"], False),
+        (["--capture=sys"], False),
+        (["--setup-show"], False),
+        (["-o", "log_cli=true"], False),
+        (["--log-cli-level=INFO"], False),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-@pytest.mark.slow
 def test_no_line_is_redrawn_while_output_is_not_captured(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     terminal: TextIO,
     arguments: list[str],
-    way: str,
+    alone: bool,
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     config = pytester.parseconfigure(*arguments)
-    assert select_display_mode(config, pytest.TerminalReporter(config, terminal)) == way
+    assert can_redraw(config, pytest.TerminalReporter(config, terminal)) == alone
 
     class Another(pytest.TerminalReporter):  # type: ignore[misc]
         """Stands for the reporter of a plugin, which may draw its own line."""
 
-    assert select_display_mode(config, Another(config, terminal)) != "live"
-    assert select_display_mode(config, None) == "silent"
+    assert not can_redraw(config, Another(config, terminal))
     with Path(os.devnull).open("w") as file:
-        assert select_display_mode(config, pytest.TerminalReporter(config, file)) != "live"
+        assert not can_redraw(config, pytest.TerminalReporter(config, file))
 
 
 def test_output_of_tests_with_s_is_kept(quick: pytest.Pytester) -> None:

@@ -66,7 +66,7 @@ def test_broken_entry_point_fails_with_one_line(quick: pytest.Pytester, install:
     assert "a_backend.py" not in text
     result = quick.runpytest_subprocess("--energy-backend=transformers", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert result.stderr.str().strip() == f"ERROR: {OF_A}"
+    assert result.stderr.str().strip() == f"ERROR: --energy-backend: {OF_A}"
 
 
 @pytest.mark.slow
@@ -140,10 +140,9 @@ def test_hook_without_backends_is_named(
     result = quick.runpytest_subprocess(*args)
     assert result.ret == pytest.ExitCode.INTERRUPTED
     text = " ".join(result.stdout.str().replace("\nE  ", "").split())
-    assert f"::test_it: pytest_llenergy_backends of strange returned {shown}" in text
+    assert f"::test_it: pytest_llenergy_backends returned {shown}" in text
     assert ": return a list of BackendSpec" in text
     assert "Traceback" not in text
-    assert "fine gives" not in text
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_hook_that_fails_is_named(quick: pytest.Pytester, body: str, shown: str)
     result = quick.runpytest_subprocess("--energy-backend=transformers", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     message = result.stderr.str().strip()
-    assert message.startswith(f"ERROR: pytest_llenergy_backends of {conftest} raised {shown}")
+    assert message.startswith(f"ERROR: --energy-backend: pytest_llenergy_backends raised {shown}")
     assert "\n" not in message
 
 
@@ -178,5 +177,5 @@ def test_hook_without_meters_is_named(quick: pytest.Pytester) -> None:
     result = quick.runpytest_subprocess("--energy-meter=estimate", "-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert result.stderr.str().strip() == (
-        f"ERROR: pytest_llenergy_meters of {conftest} returned ['x']: return a list of MeterSpec"
+        "ERROR: --energy-meter: pytest_llenergy_meters returned ['x']: return a list of MeterSpec"
     )

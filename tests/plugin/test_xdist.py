@@ -155,38 +155,6 @@ class TestAuto:
         result.stdout.fnmatch_lines(["*3/3 workers*"])
 
 
-def test_worker_crash_keeps_finished_records_and_reports_the_crash(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
-    quick.makepyfile(
-        test_it="""
-        import os, time
-        def test_a(energy):
-            energy(time.sleep, 0.05)
-        def test_b(energy):
-            energy(time.sleep, 0.05)
-            os._exit(7)
-        def test_c(energy):
-            energy(time.sleep, 0.05)
-        def test_other():
-            os._exit(8)
-        """
-    )
-    result = quick.runpytest("--energy-report", "-n1")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    found = {
-        record["id"].split("::")[1]: (record["status"], record["reason"])
-        for record in read_report()["records"]
-    }
-    assert found["test_a"] == ("measured", None)
-    assert found["test_b"][0] == "crashed"
-    assert "crashed while running 'test_it.py" in str(found["test_b"][1])
-    assert found["test_c"] == ("measured", None)
-    assert set(found) == {"test_a", "test_b", "test_c"}
-    result.stdout.fnmatch_lines(["CRASHED *::test_b: worker*"])
-
-
-@pytest.mark.slow
 def test_parameters_reach_the_controller_as_primitives(quick: pytest.Pytester, read_report: Read) -> None:
     """With any other object in a record, xdist drops the worker and exits with 0."""
     quick.makepyfile(
@@ -210,4 +178,16 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
         ['ERROR: --energy-rounds=x: needs a whole number from 1 to 1000000, or "auto"']
+    )
+
+
+@pytest.mark.parametrize("option", ["--tx=popen//chdir=/tmp", "--tx=ssh=host", "--dist=each"])
+def test_workers_elsewhere_keep_no_report(quick: pytest.Pytester, option: str) -> None:
+    """One report has the tests of one host and one Python, each once."""
+    quick.makepyfile("def test_it(energy): energy(sum, [1])")
+    workers = ("--tx=2*popen",) if "each" in option else ("-d",)
+    result = quick.runpytest("--energy-report", *workers, option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        [f"ERROR: {option.replace('--tx=', '--tx ')}: a report has the tests of one *"]
     )

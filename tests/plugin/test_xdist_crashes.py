@@ -55,17 +55,6 @@ def test_plain():
     pass
 """
 
-#: Source of a hook that ends a worker after collection, once it has tests: the other one has begun with its.
-DIES_COLLECTED = """
-import os, pathlib
-def pytest_collection_finish():
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw1":
-        deadline = time.monotonic() + 120
-        while not pathlib.Path("begun").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os._exit(1)
-"""
-
 #: Source of a hook that keeps the journal, which a complete run deletes.
 KEEPS_JOURNAL = """
 import glob, shutil
@@ -99,7 +88,7 @@ def dying(quick: pytest.Pytester) -> pytest.Pytester:
     ("where", "how"),
     [
         pytest.param(where, how, marks=() if (where, how) in QUICK else pytest.mark.slow, id=f"{where}-{how}")
-        for where in ("logstart", "setup", "before", "after", "teardown", "logfinish")
+        for where in ("setup", "before", "after", "teardown", "logfinish")
         for how in HOWS
     ],
 )
@@ -137,10 +126,7 @@ def test_crash_in_any_phase_is_recorded_once(
     "dist",
     [
         "load",
-        *(
-            pytest.param(dist, marks=pytest.mark.slow)
-            for dist in ("loadscope", "loadfile", "worksteal", "each")
-        ),
+        *(pytest.param(dist, marks=pytest.mark.slow) for dist in ("loadscope", "loadfile", "worksteal")),
     ],
 )
 @pytest.mark.slow
@@ -162,12 +148,8 @@ def test_crash_is_recorded_in_every_distribution_mode(
     report = read_report()
     found = by_test(report)
     attempts = [[record["status"] for record in found[name]] for name in found if "test_dies" in name]
-    if dist == "each":
-        assert sorted(attempts) == [["crashed"], ["measured"]]
-        assert set(found) == {f"{name}@gw{n}" for name in ("test_a", "test_dies", "test_z") for n in (0, 1)}
-    else:
-        assert attempts in ([["crashed"]], [["crashed", "measured"]])
-        assert set(found) == {"test_a", "test_dies", "test_z"}
+    assert attempts in ([["crashed"]], [["crashed", "measured"]])
+    assert set(found) == {"test_a", "test_dies", "test_z"}
     others = [record for name in found if "test_dies" not in name for record in found[name]]
     assert {record["status"] for record in others} == {"measured"}
     assert report["run"]["complete"] is True
@@ -200,20 +182,6 @@ def test_crashes_of_replacement_workers_are_recorded(dying: pytest.Pytester, rea
     report = read_report()
     states = [(record["id"][-2], record["status"]) for record in report["records"]]
     assert sorted(states) == [(str(i), "crashed" if i in (1, 2, 4) else "measured") for i in range(6)]
-    assert report["run"]["complete"] is True
-
-
-def test_worker_that_crashes_after_collection_has_a_record(dying: pytest.Pytester, read_report: Read) -> None:
-    """Hooks of a conftest run after those of xdist, which has sent the collected tests by then."""
-    with (dying.path / "conftest.py").open("a") as conftest:
-        conftest.write(DIES_COLLECTED)
-    dying.makepyfile(
-        "import pathlib, time, pytest\n@pytest.mark.parametrize('i', range(2))\ndef test_it(energy, i):\n"
-        "    pathlib.Path('begun').touch()\n    energy(time.sleep, 0.01)\n"
-    )
-    dying.runpytest_subprocess("--energy-report", "-n2", "--max-worker-restart=0")
-    report = read_report()
-    assert sorted(record["status"] for record in report["records"]) == ["crashed", "measured"]
     assert report["run"]["complete"] is True
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -94,49 +93,6 @@ class TestGroups:
         (record,) = read_report()["records"]
         assert record["id"] == "test_grouped_test_compares_with_an_ungrouped_baseline.py::test_it"
         assert [each["verdict"] for each in record["comparisons"]] != ["new"]
-
-
-class TestEach:
-    """``--dist=each``: every worker runs every test."""
-
-    @pytest.mark.slow
-    def test_every_worker_has_a_record_of_every_test(self, quick: pytest.Pytester, read_report: Read) -> None:
-        quick.makepyfile(SUITE)
-        result = quick.runpytest_subprocess("--energy-report", "-n2", "--dist=each")
-        result.assert_outcomes(passed=8, failed=2, skipped=2)
-        expected = {
-            f"{name.partition('[')[0]}@{worker}{''.join(name.partition('[')[1:])}": state
-            for name, state in STATES.items()
-            for worker in ("gw0", "gw1")
-        }
-        report = read_report()
-        assert states(report) == expected
-        assert report["run"]["complete"] is True
-        assert tables(result) == 1
-        # Notes about a busy machine may wrap before a test's name, too.
-        lines = re.findall(r"^(test_one@gw\d) +[\d.]", result.stdout.str(), re.MULTILINE)
-        assert sorted(lines) == ["test_one@gw0", "test_one@gw1"], "the table names the workers"
-
-    @pytest.mark.slow
-    def test_each_worker_is_compared_with_its_own_baseline(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
-        quick.makepyfile(
-            """
-            import os, time
-            def test_it(energy):
-                energy(time.sleep, 0.02 if os.environ["PYTEST_XDIST_WORKER"] == "gw0" else 0.06)
-            """
-        )
-        args = ("--tx=2*popen", "--dist=each", "--energy-rounds=4")
-        quick.runpytest_subprocess("--energy-report=base.json", *args)
-        quick.runpytest_subprocess("--energy-report", "--energy-compare=base.json", *args)
-        report = read_report()
-        assert report["baseline"]["absent"] == []
-        for record in report["records"]:
-            (comparison,) = record["comparisons"]
-            assert comparison["id"] == record["id"]
-            assert 0.7 < comparison["ratio"] < 1.4, "not the other worker's"
 
 
 class TestStopping:
