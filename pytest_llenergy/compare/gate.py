@@ -36,7 +36,7 @@ NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 UNIT_PREFIXES = {"": 1.0, "p": 1e-12, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9}
 
 #: What can decide where rounds cannot, by a part of the reason; nothing can if only the meters limit.
-QUIET, AB = "a quieter machine", "llenergy ab"
+QUIET, AB, PRECISE = "a quieter machine", "llenergy ab", "a smaller uncertainty of your metric"
 REMEDIES = {
     NEEDS_ABSOLUTE: "an absolute threshold",
     NEEDS_SESSIONS: "folders with several sessions a side, --floor or llenergy history",
@@ -284,25 +284,40 @@ def suggest_remedy(comparisons: Sequence[Comparison], rounds: str = "more rounds
         told = [remedy for part, remedy in REMEDIES.items() if part in each.reason]
         # More rounds do not tell how sessions differ.
         enough = each.session_spread is not None and min(each.n_base, each.n_head) >= STORED_ROUNDS
+        if each.detectable is None and each.metric not in ROUND_METRICS and not told:
+            # What a test states does not depend on its rounds.
+            told = [PRECISE]
         found |= {*told} or {AB if enough else rounds}
         if UNRESOLVED not in each.reason and (each.noise or 0.0) > NOISY_ABOVE:
             found.add(QUIET)
-    named = dict.fromkeys((QUIET, *REMEDIES.values(), rounds, AB))
+    named = dict.fromkeys((QUIET, *REMEDIES.values(), rounds, AB, PRECISE))
     remedies = [each for each in named if each and each in found]
     return f"{' or '.join(remedies)} can decide" if remedies else "the meters cannot resolve smaller changes"
 
 
 def list_void_gates(comparisons: Iterable[Comparison]) -> list[str]:
-    """Return a line for each metric by which no test could fail, because none has it."""
+    """Return a line for each metric by which no test could fail: none has it, or none reaches its limit."""
     asked: dict[str, list[Comparison]] = {}
     for each in comparisons:
         if each.verdict not in ("new", "removed"):
             asked.setdefault(each.metric, []).append(each)
-    return [
-        f"nothing was gated by {metric}: no test has it ({found[0].reason})"
-        for metric, found in asked.items()
-        if not any(each.gated or each.rule_applied for each in found)
-    ]
+    lines = []
+    for metric, found in asked.items():
+        decided = [each for each in found if each.gated and each.rule_applied]
+        if not any(each.gated or each.rule_applied for each in found):
+            lines.append(f"nothing was gated by {metric}: no test has it ({found[0].reason})")
+        elif decided and all(map(_is_below_limit, decided)):
+            lines.append(
+                f"nothing was gated by {metric}: the absolute part of its threshold is above every value"
+            )
+    return lines
+
+
+def _is_below_limit(comparison: Comparison) -> bool:
+    """Whether both values are below the absolute threshold; near zero, without a ratio, it decides alone."""
+    limit = comparison.rule.threshold_absolute if comparison.rule is not None else 0.0
+    largest = max(abs(comparison.base or 0.0), abs(comparison.head or 0.0))
+    return comparison.ratio is not None and largest < limit
 
 
 def note_unchecked_marks(records: Iterable[Record], criteria: Iterable[Criterion]) -> list[str]:

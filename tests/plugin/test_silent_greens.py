@@ -225,7 +225,6 @@ class TestCompare:
                 5,
                 "nothing was gated by end_to_end_latency_s: no test has it",
             ),
-            ([record_of()], [record_of(attempt=1), record_of(attempt=2)], [], 0, "1 test ran again"),
             ([], [record_of(), OTHER], [], 0, "no baseline: 2 new tests"),
             (
                 [FAILED],

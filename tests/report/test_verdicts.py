@@ -139,9 +139,9 @@ RULE = AppliedRule(threshold=0.03, threshold_absolute=0.0, floor=0.01, tolerance
         ({"n_base": 6, "n_head": 12}, "more rounds can decide"),
         ({"n_base": 12, "n_head": 12}, "llenergy ab can decide"),
         ({"n_base": 12, "n_head": 12, "session_spread": None}, "more rounds can decide"),
-        ({"reason": "regressed by itself, but others used the CPU"}, "llenergy ab can decide"),
+        ({"reason": "regressed by itself, but others used the CPU"}, "a quieter machine can decide"),
         ({"n_base": 6, "noise": 0.08}, "a quieter machine or more rounds can decide"),
-        ({"metric": "wer"}, "a smaller uncertainty of your metric can decide"),
+        ({"metric": "wer", "detectable": None}, "a smaller uncertainty of your metric can decide"),
         (
             {"metric": "wer", "reason": "too near zero; add an absolute threshold, such as 5%+2"},
             "an absolute threshold can decide",
