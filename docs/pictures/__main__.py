@@ -28,7 +28,7 @@ def terminal() -> None:
 
 
 def pages() -> None:
-    """Photograph the pages of a run and of a comparison."""
+    """Photograph the pages of a run, a comparison and a history."""
     photograph(IMAGES)
 
 

@@ -42,10 +42,12 @@ def name_some(ids: Sequence[str]) -> str:
     return short_test_name(first) + (f" and {len(others)} more" if others else "")
 
 
-def record_labels(records: Sequence[Record]) -> dict[str, str]:
-    """Return the label of each test by its id: function and parameters."""
+def record_labels(records: Sequence[Record], *, brief: bool = False) -> dict[str, str]:
+    """Return the label of each test by its id: function and parameters; if ``brief``, no function of all."""
     names = unique_function_names(record.id for record in records)
     params = params_labels(records, names)
+    if brief and len(set(names.values())) == 1 and all(params.values()):
+        return params
     return {record.id: _label(f"{names[record.id]} {params[record.id]}") for record in records}
 
 

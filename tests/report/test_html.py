@@ -82,7 +82,17 @@ def test_energy_against_speed_has_a_mark_with_a_name_for_each_test() -> None:
     assert float(fastest[0]) == max(float(x) for x, _, _ in places)
     assert float(thriftiest[1]) == max(float(y) for _, y, _ in places)
     assert re.search(r"\[openvino-32\]: 10\d\d token/s, 5\d\.\d ± \d\.\d mJ/token", thriftiest[2])
-    assert '<tspan class="wide">test_decode llamacpp, batch_size=32</tspan>' in marks
+    assert '<tspan class="wide">llamacpp, batch_size=32</tspan>' in marks
+
+
+def test_a_parameter_that_is_a_number_has_a_line_for_each_backend() -> None:
+    chart = run_shown().partition("<h3>test_decode: energy per token by batch_size</h3>")[2]
+    chart = chart.partition("</figure>")[0]
+    assert re.findall(r"</svg>(\w+)</span>", chart) == ["llamacpp", "openvino", "transformers"]
+    assert chart.count("<polyline") == 3
+    places = [(float(x), tip) for x, tip in re.findall(r'<svg x="([\d.]+)%".*?<title>(.*?)</title>', chart)]
+    assert len(places) == 9
+    assert [tip.count("-1]") for _, tip in sorted(places)] == [1] * 3 + [0] * 6
 
 
 def test_verdicts_are_those_of_the_comparison_worst_first() -> None:

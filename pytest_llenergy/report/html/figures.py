@@ -11,6 +11,7 @@ from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.metrics import is_prefill_only
 from pytest_llenergy.record.quantity import format_quantity
 from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.columns import backend_name, model_name, scales_differ
 from pytest_llenergy.report.html.axes import Axis, Chart, Key, Mark, Row, RowChart
 from pytest_llenergy.report.names import list_names, record_labels, unique_function_names
@@ -78,9 +79,9 @@ def energy_against_speed(records: Sequence[Record]) -> list[Chart]:
     chart = Chart("Energy against speed", Axis(speeds, "token/s"), Axis(energies, "J/token"), height=320)
     chart.caption = "Down is thriftier, right is faster. Point at a mark for its test." + _more(shown, found)
     series = _series([each[0] for each in shown])
-    kinds = list(dict.fromkeys(series.values()))
+    kinds = sorted(set(series.values()))
     chart.legend = [(f"s{place}", place, text) for place, text in enumerate(kinds) if text]
-    labels = record_labels([each[0] for each in shown])
+    labels = record_labels([each[0] for each in shown], brief=True)
     heights: list[float] = []
     for record, speed, energy, u in shown:
         height = chart.height * chart.y.share(energy)
@@ -102,6 +103,48 @@ def _series(records: Sequence[Record]) -> dict[str, str]:
     return next((each for each in found if 1 < len(set(each.values())) <= SERIES), alike)
 
 
+def energy_by_parameter(records: Sequence[Record]) -> list[Chart]:
+    """Plot energy per token over each parameter that is a number: a small chart for each function.
+
+    The other parameters have a line each. All charts have the same axis of energy.
+    """
+    found = [each for each in _with_energy(records, PER_TOKEN) if writes_tokens(each[0])]
+    functions = unique_function_names(each[0].id for each in found)
+    energy_axis = Axis(_ends(each[1:] for each in found), "J/token")
+    numbers = (name for each in found for name in each[0].params if _number_of(each[0], name) is not None)
+    charts = []
+    for name in dict.fromkeys(numbers):
+        series: dict[str, dict[str, list[tuple[float, float, float, str]]]] = {}
+        for record, energy, u in found:
+            if (number := _number_of(record, name)) is not None:
+                others = ", ".join(str(each) for key, each in record.params.items() if key != name)
+                lines = series.setdefault(functions[record.id], {})
+                lines.setdefault(others, []).append((number, energy, u, record.id))
+        for function, lines in series.items():
+            drawn = {text: sorted(each) for text, each in lines.items() if len({x for x, *_ in each}) > 2}
+            kept = sorted(drawn)[:SERIES]
+            if not kept:
+                continue
+            places = Axis([x for text in kept for x, *_ in drawn[text]], one_line(name))
+            chart = Chart(f"{function}: energy per token by {name}", places, energy_axis)
+            chart.caption = "Whiskers: standard uncertainty (k = 1)." + _more(kept, list(drawn))
+            for place, text in enumerate(kept):
+                look = f"s{place}"
+                chart.legend += [(look, place, text)] * bool(text)
+                chart.lines.append(([(x, energy) for x, energy, *_ in drawn[text]], look, False))
+                for x, energy, u, test in drawn[text]:
+                    tip = f"{test}: {format_quantity(energy, u, 'J/token')}"
+                    chart.marks.append(Mark(x, energy, tip, look, place, u))
+            charts.append(chart)
+    return charts[:SERIES]
+
+
+def _number_of(record: Record, name: str) -> float | None:
+    """Return a parameter of a test if it is a number."""
+    value = record.params.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def energy_bars(records: Sequence[Record], anchors: Mapping[str, str]) -> list[RowChart]:
     """Plot energies with their uncertainties, largest first: per token, or of an iteration without."""
     tokens = [each for each in _with_energy(records, PER_TOKEN) if writes_tokens(each[0])]
@@ -118,7 +161,7 @@ def _bars(
     shown = sorted(found, key=lambda each: -each[1])[:MAX_ROWS]
     if len(shown) < 2:
         return []
-    labels = record_labels([record for record, *_ in shown])
+    labels = record_labels([record for record, *_ in shown], brief=True)
     rows = []
     for record, value, u in shown:
         text = format_quantity(value, u, unit) + (f" ({record.kind})" if record.kind != "measured" else "")

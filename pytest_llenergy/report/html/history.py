@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_llenergy.compare.history import Series, Standing, build_view
-from pytest_llenergy.record.text import count_tests, short_test_name
+from pytest_llenergy.record.text import count_tests
 from pytest_llenergy.report.history import COLUMNS, list_notes
 from pytest_llenergy.report.html.figures import trend_chart
 from pytest_llenergy.report.html.page import MAX_SECTIONS, Section, render_template
 from pytest_llenergy.report.html.tables import Cell, column_table
+from pytest_llenergy.report.names import list_names
 
 
 def render_page(place: str, series: Sequence[Series]) -> str:
@@ -22,14 +23,18 @@ def render_page(place: str, series: Sequence[Series]) -> str:
     changed = sum(bool(each.changes) for each in view.standings)
     tests = len({each.id for each in view.standings})
     *notes, footer = list_notes(view)
-    leads = [
-        (
-            Cell(short_test_name(each.id), "name", f"t{number}" * (number <= MAX_SECTIONS)),
-            each.metric,
-            f"{each.device} ({each.device_key})",
-        )
-        for number, each in enumerate(view.standings, 1)
+    # What all tests have in common is above.
+    facts: list[list[str | Cell]] = [
+        [each.metric, f"{each.device} ({each.device_key})"] for each in view.standings
     ]
+    differ = [place for place, each in enumerate(zip(*facts, strict=True)) if len(set(each)) > 1]
+    names = list_names([each.id for each in view.standings])
+    leads = [
+        [Cell(name, "name", f"t{number}" * (number <= MAX_SECTIONS)), *(fact[place] for place in differ)]
+        for number, (name, fact) in enumerate(zip(names, facts, strict=True), 1)
+    ]
+    heads = ("test", *(("metric", "devices")[place] for place in differ))
+    metrics = ", ".join(dict.fromkeys(each.metric for each in view.standings))
     shown = zip(series[:MAX_SECTIONS], view.standings, strict=False)
     return render_template(
         title=f"Energy history: {count_tests(tests)}, {changed} changed",
@@ -37,11 +42,11 @@ def render_page(place: str, series: Sequence[Series]) -> str:
         facts=[
             ("Place", place),
             ("Sessions", str(len({entry.run_id for entry in entries}))),
-            ("Period", f"{times[0]} to {times[-1]}"),
+            ("Period", f"{times[0][:10]} to {times[-1][:10]}"),
             ("Devices", "; ".join(devices)),
         ],
         notes=notes,
-        overview=column_table("Tests", ("test", "metric", "devices"), leads, COLUMNS, view.standings),
+        overview=column_table(f"Tests, {metrics}", heads, leads, COLUMNS, view.standings),
         sections=[_section(number, *each) for number, each in enumerate(shown, 1)],
         left_out=max(0, len(series) - MAX_SECTIONS),
         footer=f"Values are medians over the valid rounds of a session. {footer}",

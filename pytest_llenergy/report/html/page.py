@@ -140,6 +140,7 @@ def _render(
         facts=[*facts, ("Noise", describe_noise(comparisons).removeprefix("noise "))],
         notes=notes,
         charts=figures.energy_against_speed(shown),
+        multiples=figures.energy_by_parameter(shown),
         row_charts=[*figures.verdict_intervals(comparisons, anchors), *figures.energy_bars(shown, anchors)],
         overview=[
             *tables.verdicts(comparisons, anchors),
