@@ -19,8 +19,8 @@ from pytest_llenergy.report.verdicts import format_change, format_limits, format
 
 PER_TOKEN, PER_ITERATION, THROUGHPUT = "energy_per_output_token_j", "energy_j", "output_tokens_per_s"
 
-#: Number of colours and forms; most rows of a chart, sessions of a trend, and marks.
-SERIES, MAX_ROWS, MAX_SESSIONS, MAX_MARKS = 6, 40, 200, 1000
+#: Number of colours and forms; most rows of a chart, sessions of a trend, points of a line, and marks.
+SERIES, MAX_ROWS, MAX_SESSIONS, MAX_POINTS, MAX_MARKS = 6, 40, 200, 100, 1000
 
 #: Pixels down between two names.
 NAME_HEIGHT = 13
@@ -122,6 +122,7 @@ def energy_by_parameter(records: Sequence[Record]) -> list[Chart]:
                 lines.setdefault(others, []).append((number, energy, u, record.id))
         for function, lines in series.items():
             drawn = {text: sorted(each) for text, each in lines.items() if len({x for x, *_ in each}) > 2}
+            drawn = {text: each[:MAX_POINTS] for text, each in drawn.items()}
             kept = sorted(drawn)[:SERIES]
             if not kept:
                 continue
