@@ -93,20 +93,16 @@ class Requirements:
             takes = f"it takes: {', '.join(row.options) or 'none'}"
             hints = "; ".join(filter(None, (takes, did_you_mean(unknown, row.options))))
             yield f"the load option {' and '.join(unknown)} ({hints})"
-        stamps = {"step": ("step", "token"), "token": ("token",)}.get(self.timestamps or "", ())
-        for required, met, what, has in (
-            (self.task, self.task in row.tasks, f"the task {self.task}", row.tasks),
-            (self.cache, self.cache in row.caches, f"a {self.cache} cache", row.caches),
-            (self.batching, self.batching in row.batching, f"{self.batching} batching", row.batching),
-            (
-                self.timestamps,
-                row.timestamps in stamps,
-                f"timestamps of each {self.timestamps}",
-                (row.timestamps,),
-            ),
+        for what, required, has in (
+            ("the task {}", self.task, row.tasks),
+            ("a {} cache", self.cache, row.caches),
+            ("{} batching", self.batching, row.batching),
+            ("timestamps of each {}", self.timestamps, (row.timestamps,)),
         ):
+            # Timestamps of each token are also those of steps.
+            met = required in has or (required == "step" and row.timestamps == "token")
             if required is not None and not met:
-                yield f"{what} (it has: {', '.join(has)})"
+                yield f"{what.format(required)} (it has: {', '.join(has)})"
 
 
 def parse_needs(**needs: str | None) -> Requirements:

@@ -116,11 +116,6 @@ class Answer:
     finish: str | None = None
     doubt: str | None = None
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens that were not computed; None if unknown."""
-        return self.request.cached_tokens
-
 
 @dataclass(frozen=True)
 class _Chunk:

@@ -179,14 +179,15 @@ def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Fl
         flags.append(Flag(name="doubtful", severity="warning", detail=detail))
     if may_hit:
         return flags
-    hits = [answer.cached_tokens for answer in answers if answer.cached_tokens]
+    cached = [answer.request.cached_tokens for answer in answers]
+    hits = [tokens for tokens in cached if tokens]
     if hits:
         detail = (
             f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
             "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
         )
         flags.append(Flag(name="prefix-cache", severity="invalid", detail=detail))
-    elif any(answer.cached_tokens is None for answer in answers):
+    elif None in cached:
         flags.append(Flag(name="prefix-cache", severity="warning", detail=CACHE_UNKNOWN))
     return flags
 
