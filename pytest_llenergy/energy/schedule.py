@@ -39,6 +39,9 @@ MAX_DEVIATION_MARGINS = 1.5
 #: Share of the period within which two readings after the prediction of a tick hold no more than that one.
 ONE_TICK_SHARE = 0.75
 
+#: Margins before its prediction within which a tick is assumed that came before the first reading near it.
+EARLY = 4.0
+
 #: Growth of the margin with each tick that was not observed closely, as a share of the period.
 DRIFT = 0.002
 
@@ -78,6 +81,8 @@ class Timetable:
         self._ticks_used = 0
         self._index = 0
         self._due_ns = 0
+        # The latest tick, narrowed, if it may have come before the first reading near it.
+        self._early: Tick | None = None
         self._period_ns: float | None = None
         self._fitted = False
         self._mean_index = self._mean_ns = 0.0
@@ -172,15 +177,23 @@ class Timetable:
         # A tick that was due at the time of the reading may not have come yet, unless the previous tick came
         # before the previous reading.
         seen = expected_ns - period_ns + reach_ns < tick.earliest_ns
+        early, self._early = self._early, None
         if not (close or seen or expected_ns + reach_ns < tick.latest_ns):
             # Either tick: the earlier one bounds its moment from below, the reading from above.
-            self._index = index - 1
+            skipped, self._index = index - 1 - self._index, index - 1
             if self.learning:
                 return tick
+            if not skipped and EARLY * reach_ns < period_ns / 2:
+                # If the tick after this one comes next, it came before the first reading near its prediction.
+                self._early = _narrow(tick, expected_ns - EARLY * reach_ns, math.inf)
             return _narrow(tick, expected_ns - period_ns - reach_ns, math.inf)
         # A tick that was not read near its prediction is placed as close to that as its readings allow.
         moment_ns = tick.time_ns if close else min(max(expected_ns, tick.earliest_ns), tick.latest_ns)
         away_ns = abs(moment_ns - expected_ns)
+        if early and index == self._index + 2 and away_ns <= reach_ns and len(self._series) == 1:
+            ticks = self._series[0].ticks
+            if ticks[-2].energy_j == early.energy_j:
+                ticks[-2] = early
         self._index = index
         if away_ns > MAX_DEVIATION_MARGINS * reach_ns:
             self._restart(tick)

@@ -128,7 +128,7 @@ class TestTimetable:
             assert tick.earliest_ns <= moment_ns <= tick.latest_ns
         assert median(tick.gap_s for tick, _ in rarely) < 0.05
 
-    def test_a_tick_that_was_read_late_is_narrowed(self) -> None:
+    def test_a_tick_that_came_early_or_was_read_late_is_narrowed(self) -> None:
         """The reader oversleeps next to some ticks, and others come before the first reading near them."""
         sensor = Sensor(WAVE, 100 * MS, jitter_ns=5 * MS)
         series, rng = Series("nvml", domain(period_s=0.1)), Random(0)
@@ -136,11 +136,13 @@ class TestTimetable:
         while now_ns < EPOCH + 60 * S:
             series.add(now_ns, now_ns, sensor.counter_j(now_ns))
             now_ns = timetable.next_ns(now_ns) + rng.randrange(40 * MS if rng.random() < 0.1 else MS // 2)
-        known = [each for each in ticks_with_truth(series, sensor) if each[0].earliest_ns > EPOCH + 3 * S]
-        errors_s = [(tick.time_ns - moment_ns) / S for tick, moment_ns in known]
-        assert abs(fmean(errors_s)) < 0.001
-        assert median(tick.gap_s for tick, _ in known) < 0.01
-        assert all(tick.earliest_ns <= moment_ns <= tick.latest_ns for tick, moment_ns in known)
+        errors_s = [
+            (tick.time_ns - moment_ns) / S
+            for tick, moment_ns in ticks_with_truth(series, sensor)
+            if tick.earliest_ns > EPOCH + 3 * S
+        ]
+        assert abs(fmean(errors_s)) < 0.0004
+        assert max(map(abs, errors_s)) < 0.02
 
     def test_ticks_of_a_counter_never_read_closely_are_not_narrowed(self) -> None:
         sensor = Sensor(WAVE, 100 * MS)
