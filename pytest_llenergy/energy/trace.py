@@ -120,12 +120,11 @@ class Series:
             self._out = False
         wrong = self._wrong(last, end_ns, energy_j) if last is not None else None
         if last is not None and wrong is not None:
-            since_ns, fall_j = last[0], last[1] - energy_j
-            before = self.ticks_between(end_ns - GLITCH_NS, end_ns)[:1]
-            if before and self.ticks[-1].energy_j - before[0].energy_j >= fall_j > 0:
-                # It may have gone up by as much before.
-                since_ns = before[0].earliest_ns
-            self._outage(since_ns, end_ns, f"{self.meter}: the counter of {self.domain.name} {wrong}")
+            fall_j, lately = last[1] - energy_j, pairwise(self.ticks_between(end_ns - GLITCH_NS, end_ns))
+            # It may have gone up by as much before.
+            rises_ns = [a.earliest_ns for a, b in lately if b.energy_j - a.energy_j >= fall_j > 0]
+            reason = f"{self.meter}: the counter of {self.domain.name} {wrong}"
+            self._outage(min([last[0], *rises_ns]), end_ns, reason)
             self._offset_j += fall_j
         elif last is None:
             # When a counter reached its first value is unknown, unless readings are always fresh.

@@ -95,6 +95,22 @@ def test_the_window_around_thousands_of_others_needs_only_its_edges() -> None:
     assert energy.energy_j == pytest.approx(wave.joules(EPOCH, end_ns), rel=0.001)
 
 
+def test_windows_beside_a_wrong_stretch_of_the_counter_are_solved_without_it() -> None:
+    windows = [(EPOCH + n * 97 * MS, EPOCH + n * 97 * MS + 50 * MS) for n in range(60)]
+    steps = [step for start, end in windows for step in ((start, 500.0), (end, 100.0))]
+    wave = Wave(((EPOCH - 4 * S, 100.0), *steps, (windows[-1][1] + 9 * S, 100.0)))
+    marks = sorted(Mark(edge, begins=edge == each[0], name="step") for each in windows for edge in each)
+    sensor, series = Sensor(wave, 100 * MS, 30 * MS), Series("nvml", domain(period_s=0.1))
+    for moment in range(EPOCH - S, windows[-1][1] + S, 4 * MS):
+        wrong_j = 50.0 if EPOCH + 2500 * MS <= moment < EPOCH + 2750 * MS else 0.0
+        series.add(moment, moment, sensor.counter_j(moment) - wrong_j)
+    found = [(each, energy_between(series, *each, marks=marks)) for each in windows]
+    known = [(wave.joules(*each), energy) for each, energy in found if energy.energy_j is not None]
+    assert 50 <= len(known) < 60
+    for true_j, energy in known:
+        assert energy.energy_j == pytest.approx(true_j, rel=0.15, abs=3 * (energy.u_j or 0.0))
+
+
 @pytest.mark.parametrize(("length_ms", "rest_ms"), [(50, 50), (100, 50), (100, 100), (300, 10)])
 @pytest.mark.slow
 def test_a_loop_of_even_power_read_at_its_ticks_is_exact(length_ms: int, rest_ms: int) -> None:
