@@ -295,13 +295,7 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 
 
 def as_failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:
-    """Turn an error of this package into a failure of a few lines, with rank output as report sections.
-
-    Args:
-        item: The test.
-        when: The phase, such as ``call``.
-        error: The error.
-    """
+    """Turn an error of this package into a failure of a few lines, with rank output as report sections."""
     for title, text in getattr(error, "sections", ()):
         item.add_report_section(when, title, text)
     lines = [f"{type(error).__name__}: {error}"]

@@ -72,13 +72,7 @@ class Gating:
         gate: Gate | None,
         hosts: Mapping[str, Environment],
     ) -> list[Comparison]:
-        """Compare a test with its baseline in every metric that the options or its gate names.
-
-        Args:
-            record: The record of the test.
-            gate: Its gate from a mark.
-            hosts: The hosts of a cluster on which the test ran, by name.
-        """
+        """Compare a test with its baseline in every metric that the options or the gate of its mark names."""
         threshold = gate.threshold if gate is not None else None
         fail_on = self._settings.fail_on
         common = rule_with_floor(self._settings.floor)
@@ -136,11 +130,7 @@ def describe_ungated(
 ) -> list[str]:
     """Return a line for each reason why gates did not cover, or could not decide on, some tests.
 
-    Args:
-        stored: The baseline; None without one.
-        records: The last attempt of each test of the run.
-        config: Configuration of the run.
-        with_lost: Whether to name the tests that were lost: an error may do so.
+    Without ``with_lost``, tests that were lost are not named: an error does so.
     """
     settings = settings_of(config)
     comparisons = [each for record in records for each in record.comparisons if each.verdict != "no value"]
@@ -174,12 +164,8 @@ def list_gate_errors(
 ) -> list[str]:
     """Return a line for each gate that was requested and not checked, although no test failed by it.
 
-    Args:
-        stored: The baseline.
-        records: The last attempt of each test of the run.
-        config: Configuration of the run.
-        on_command_line: Whether ``--energy-fail-on`` or ``--energy-compare`` is on the command line. Then a
-            run without measurements is an error; an ini file may apply to other runs.
+    If the options are ``on_command_line``, a run without measurements is an error; an ini file may apply to
+    other runs.
     """
     lines, settings = [], settings_of(config)
     comparisons = [each for record in records for each in record.comparisons]

@@ -64,13 +64,7 @@ def attempt_number(item: pytest.Item) -> int:
 
 
 def build_record(item: pytest.Item, status: Status, reason: str | None) -> Record:
-    """Build the record of a test from its draft.
-
-    Args:
-        item: The test.
-        status: Its status.
-        reason: Why it was not measured, failed or was skipped.
-    """
+    """Build the record of a test from its draft; ``reason`` is why it was not measured, or did not pass."""
     draft = draft_of(item)
     experiment = draft.experiment
     # ``llenergy ab`` compares the rounds of an invalid record, too.
@@ -241,10 +235,7 @@ def count_failed_subtest(item: pytest.Item, report: pytest.TestReport) -> None:
 def deliver_record(item: pytest.Item, report: pytest.TestReport, *, with_hook: bool = True) -> None:
     """Build the record of a test after the phase that decides its outcome, and keep it.
 
-    Args:
-        item: The test.
-        report: Report of a phase.
-        with_hook: Whether hooks may change the record: those that Ctrl-C or an error has ended may not.
+    Without ``with_hook``, hooks do not change it: Ctrl-C or an error has ended one.
     """
     draft = draft_of(item)
     decides = report.when == "call" or (report.when == "setup" and not report.passed)

@@ -63,12 +63,7 @@ def _converted(name: str, value: Any, read: Any, kinds: tuple[type, ...]) -> flo
 
 
 def plan_rounds(settings: Settings, changes: Mapping[str, Any]) -> RoundPlan:
-    """Return how a test is measured.
-
-    Args:
-        settings: Options of the run.
-        changes: Fields that the test sets itself.
-    """
+    """Return how a test is measured by the options of the run and the fields that it ``changes``."""
     from pytest_llenergy.measure.round_plan import RoundPlan, least_gap_s
 
     rounds = changes.get("rounds", settings.rounds)

@@ -213,17 +213,7 @@ class RunState:
 def call_spec_hook(
     config: pytest.Config, hook: str, kind: type[Spec], error: type[LLEnergyError]
 ) -> list[Spec]:
-    """Return the specs that plugins provide through a hook.
-
-    Args:
-        config: Configuration of the run.
-        hook: Name of the hook.
-        kind: Class of the specs.
-        error: Class of the error to raise.
-
-    Raises:
-        LLEnergyError: A plugin fails or returns something else. The error is an ``error``.
-    """
+    """Return the specs that plugins provide through a hook, or raise ``error``."""
     try:
         answers = getattr(config.hook, hook)(config=config)
     except Exception as raised:  # the code belongs to another package and may raise anything

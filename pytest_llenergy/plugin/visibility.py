@@ -26,12 +26,7 @@ def restrict_this_process(item: pytest.Item, lease: Lease, own: Lease | None = N
     """Let code in this process use only the leased GPUs until the block ends.
 
     ``CUDA_VISIBLE_DEVICES`` has an effect only until CUDA is initialised. After that, the contexts of this
-    process are compared with the lease; those that earlier tests have opened on its own GPUs stay.
-
-    Args:
-        item: The test.
-        lease: What it has leased.
-        own: The GPUs that this process has for all its tests, which it goes on seeing.
+    process are compared with the lease; those that earlier tests opened on its ``own`` GPUs stay.
 
     Raises:
         DeviceError: At the start or end of the block this process uses a GPU that is not leased.

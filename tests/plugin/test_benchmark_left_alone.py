@@ -135,7 +135,8 @@ class TestNotMeasured:
             def test_as_it_runs(request):
                 request.getfixturevalue("benchmark")(time.sleep, 0.002)
             """
-        bench(suite).assert_outcomes(passed=5)
+        # pytest-benchmark warns about a test that does not call the fixture.
+        bench(suite, "-Wdefault").assert_outcomes(passed=5, warnings=1)
         assert {name: record["status"] for name, record in by_name(read_report()).items()} == {
             "test_named": "measured",
             "test_of_another": "measured",
