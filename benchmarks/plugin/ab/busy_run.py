@@ -63,11 +63,15 @@ def neighbours(n: int) -> Iterator[None]:
             os.kill(pid, 9)
 
 
+#: Of ``llenergy ab``, which otherwise uses those of its own.
+PAIRS: list[str] = []
+
+
 def run_ab(work: str, size: float, scratch: Path) -> tuple[str, float | None, bool]:
-    """Return verdict, ratio and whether ``llenergy ab`` with its default settings is red."""
+    """Return verdict, ratio and whether ``llenergy ab`` is red."""
     output = scratch / "ab.json"
     words = [sys.executable, "-m", "pytest_llenergy.cli", "ab", "--a=--size=1.0", f"--b=--size={size}"]
-    words += ["--fresh", "--metric=energy_j", "--output", str(output), "--"]
+    words += ["--fresh", "--metric=energy_j", *PAIRS, "--output", str(output), "--"]
     words += ["pytest", str(HERE / "suite_energy.py"), f"--work={work}", "-q", "-p", "busy_options"]
     words += ["-p", "no:cacheprovider"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=HERE, env=_environment(), check=False)
@@ -159,8 +163,10 @@ def main() -> None:
     parser.add_argument("--changes", nargs="+", choices=list(CHANGES), default=list(CHANGES))
     parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS))
     parser.add_argument("--neighbours", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--pairs", help="those of llenergy ab by default")
     parser.add_argument("--json", type=Path, default=Path("busy_run.json"))
     args = parser.parse_args()
+    PAIRS[:] = [f"--pairs={args.pairs}"] if args.pairs else []
     # Otherwise the neighbours would go on for ever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     rows: list[Row] = []
