@@ -78,6 +78,8 @@ class ServerSettings:
         if not words and not text["url"]:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
         timeout_s = options.get("timeout_s") or SERVER_START_TIMEOUT_S
+        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
+            raise BackendError(f"server: timeout_s is {timeout_s!r}, needs seconds, more than 0")
         key_env = str(options.get("key_env") or KEY_ENV)
         if key_env != KEY_ENV and key_env not in os.environ:
             raise BackendError("server: the environment has no variable of the name that key_env gives")
