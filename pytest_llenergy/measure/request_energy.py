@@ -9,9 +9,9 @@ them add up to the energy of the round.
 A counter shows power only from tick to tick, and requests begin and end between ticks. Within a tick, power
 is taken to follow the load: a regression of the energies of ticks on the number of active requests, and of
 those that wait for their first token, tells how. What it leaves of a tick is spread evenly over the tick. The
-standard uncertainty of a request has four causes: power that fluctuates within ticks of which
-parts count differently, the coefficients of the regression, the moments of ticks, and the energy of the
-round.
+standard uncertainty of a request has three causes: power within ticks of which parts are shared differently,
+which is as uncertain as the regression leaves ticks unexplained; the moments of ticks and requests; and the
+energy of the round.
 """
 
 from __future__ import annotations
