@@ -423,7 +423,8 @@ class _Block:
         """Return the log evidence of each size and target, below it that of targets with any power."""
         import numpy as np
 
-        # More rows of a matrix become those rows times the inverse of its factor.
+        # In the factor L of a matrix with rows R added below, these are R L⁻ᵀ if the rest of its diagonal
+        # is large enough. Sums of their products give all evidence, without an inverse for each size.
         among, own = self._among, math.sqrt(self._own)
         rows = np.vstack([self._surprises_j, own * seen_s.T]) if unlike else self._surprises_j[None]
         n, more = among.shape[1], len(rows)
