@@ -100,7 +100,7 @@ def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
     steps = tuple(b.watts_since(a) for a, b in pairwise(ticks))
     lengths_s = tuple((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(ticks))
     blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
-    fluctuation_w = _fluctuation(steps, blur_w)
+    fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
     return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, lengths_s, blur_w)
 
 
@@ -231,18 +231,28 @@ def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distanc
     )
 
 
-def _fluctuation(steps: Sequence[float], blur_w: float) -> float:
+def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
+    """Return both gaps around a window with the fluctuation that their steps show together."""
+    first, second = (
+        gap._replace(fluctuation_w=_fluctuation((before.steps, after.steps), gap.blur_w, len(gap.steps)))
+        for gap in (before, after)
+    )
+    return first, second
+
+
+def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> float:
     """Return the standard deviation (W) of the power from tick to tick that their times do not explain.
 
     Args:
-        steps: Powers between the ticks of a gap.
+        groups: Powers between the ticks of each gap, whose means may differ.
         blur_w: Standard uncertainty of a power from the times of its ticks.
+        n: Number of powers in the gap next to the edge.
     """
-    if not steps:
+    if n < 1:
         return 0.0
     # The variance of the difference between one more step and the mean of the gap.
-    unexplained = _scatter([steps]) ** 2 * (1 + 1 / len(steps)) - blur_w**2
-    return student_factor(len(steps) - 1) * math.sqrt(max(0.0, unexplained))
+    unexplained = _scatter(groups) ** 2 * (1 + 1 / n) - blur_w**2
+    return student_factor(sum(len(steps) - 1 for steps in groups)) * math.sqrt(max(0.0, unexplained))
 
 
 def _scatter(groups: Sequence[Sequence[float]]) -> float:

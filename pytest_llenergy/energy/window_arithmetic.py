@@ -24,6 +24,7 @@ from pytest_llenergy.energy.quiet_gaps import (
     energy_at_end,
     energy_at_start,
     resolution_variance,
+    share_fluctuation,
 )
 from pytest_llenergy.energy.running_average import average_at
 from pytest_llenergy.energy.trace import JUMP, Mark, Series
@@ -90,6 +91,8 @@ def _energy_between(
     marks: Sequence[Mark],
 ) -> WindowEnergy:
     """Return the energy without what readings that stood still may have missed."""
+    if before and after and not series.smear_ns:
+        before, after = share_fluctuation(before, after)
     alone = before is None and after is None and not series.smear_ns
     energy = (_solve_window(series, start_ns, end_ns, marks) if alone else None) or _energy_between_edges(
         series, start_ns, end_ns, before, after
