@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     manager = config.pluginmanager
     check_settings(config)
     if settings_of(config).compare is not None:
-        from pytest_llenergy.plugin.collected import SkippedFiles
+        from pytest_llenergy.plugin.baseline import SkippedFiles
 
         manager.register(SkippedFiles(config))
     if not is_worker(config) and not config.option.collectonly:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The baseline of a run: the report of ``--energy-compare``, which each process reads once."""
+"""The baseline of a run: the report of ``--energy-compare``, which each process reads once.
+
+Tests of a file that was skipped at collection are not just unselected, so such files are noted.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from pytest_llenergy.compare.gate import check_named_once
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
+from pytest_llenergy.plugin.stash import SKIPPED_FILES
+from pytest_llenergy.plugin.xdist import SKIPPED, worker_input_of
 from pytest_llenergy.record.comparison import Baseline
 from pytest_llenergy.record.defaults import SAVED
 from pytest_llenergy.record.record import Record
@@ -140,3 +145,24 @@ def _keep_baseline(config: pytest.Config, text: str) -> None:
                 f"{option_source(config, name)}: this would replace the baseline {relative_path(path)}; "
                 "write to another name"
             )
+
+
+class SkippedFiles:
+    """Plugin object of pytest's process, and of each worker of pytest-xdist, which tells the controller."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._paths = config.stash.setdefault(SKIPPED_FILES, set())
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if not report.passed:
+            self._paths.add(report.nodeid.partition("::")[0])
+
+    def pytest_collection_finish(self) -> None:
+        worker_input_of(self._config).send(SKIPPED, sorted(self._paths))
+
+
+def is_skipped(config: pytest.Config, test: str) -> bool:
+    """Whether the file of a test, a part of it or a folder above was skipped or failed at collection."""
+    file = test.partition("::")[0]
+    return any(f"{file}/".startswith(f"{each}/") for each in config.stash[SKIPPED_FILES])

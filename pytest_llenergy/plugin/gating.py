@@ -31,8 +31,7 @@ from pytest_llenergy.compare.gate import (
 from pytest_llenergy.compare.history import StoredEstimator
 from pytest_llenergy.compare.pairing import describe_changing_ids
 from pytest_llenergy.devices.environment import collect_environment
-from pytest_llenergy.plugin.baseline import StoredBaseline, baseline_of
-from pytest_llenergy.plugin.collected import is_skipped
+from pytest_llenergy.plugin.baseline import StoredBaseline, baseline_of, is_skipped
 from pytest_llenergy.plugin.session import state_of
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.record.base import Primitive

@@ -113,12 +113,6 @@ class TestMeasured:
     @pytest.mark.parametrize(
         ("suite", "conftest"),
         [
-            ("class TestIt:\n    def test_it(self, benchmark):\n        benchmark(time.sleep, 0.002)\n", ""),
-            ("def test_it(benchmark):\n    @benchmark\n    def result():\n        time.sleep(0.002)\n", ""),
-            (
-                "def test_it(request):\n    request.getfixturevalue('benchmark')(time.sleep, 0.002)\n",
-                "",
-            ),
             (
                 "def test_it(bench):\n    bench(0.002)\n",
                 "@pytest.fixture\ndef bench(benchmark):\n    return lambda n: benchmark(time.sleep, n)\n",
@@ -133,7 +127,7 @@ class TestMeasured:
                 "",
             ),
         ],
-        ids=["method", "decorator", "by name", "wrapped", "overridden", "marked"],
+        ids=["wrapped", "overridden", "marked"],
     )
     def test_benchmark_is_measured_in_every_style_of_use(
         self,
@@ -183,27 +177,14 @@ class TestGates:
         (record,) = read_report()["records"]
         assert [each["verdict"] for each in record["comparisons"]] == ["regressed"]
 
-    @pytest.mark.parametrize(("budget", "outcome"), [("1 J", "passed"), ("1 mJ", "failed")])
-    def test_budget_is_enforced_without_a_report(
-        self, quick: pytest.Pytester, budget: str, outcome: str
-    ) -> None:
-        mark = f"import pytest\npytestmark = pytest.mark.energy_gate(budget='{budget}')\n"
-        quick.makepyfile(mark + self.SLEEPS.format(seconds=0.02))
-        result = quick.runpytest(*SHORT)
-        assert result.parseoutcomes() == {outcome: 1}
-        assert not (quick.path / "energy.json").exists()
-
-    @pytest.mark.parametrize(("budget", "outcome"), [("1 J", "passed"), ("1 mJ", "failed")])
-    def test_budget_added_by_a_hook_is_enforced(
-        self, quick: pytest.Pytester, budget: str, outcome: str
-    ) -> None:
+    def test_budget_added_by_a_hook_is_enforced(self, quick: pytest.Pytester) -> None:
         quick.makeconftest(
             TEN_WATTS
-            + f"""
+            + """
 def pytest_collection_modifyitems(items):
     for item in items:
-        item.add_marker(pytest.mark.energy_gate(budget={budget!r}))
+        item.add_marker(pytest.mark.energy_gate(budget="1 mJ"))
 """
         )
         quick.makepyfile(self.SLEEPS.format(seconds=0.02))
-        assert quick.runpytest(*SHORT).parseoutcomes() == {outcome: 1}
+        assert quick.runpytest(*SHORT).parseoutcomes() == {"failed": 1}

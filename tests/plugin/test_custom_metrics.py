@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +75,13 @@ def test_options_name_them(suite: pytest.Pytester) -> None:
     result.stdout.re_match_lines([r"test +wer +energy ± u", r"test_it +0.2 err ", r"test_other +- "])
 
 
-def test_an_unmeasured_run_says_nothing_of_names(suite: pytest.Pytester) -> None:
-    result = suite.runpytest("--energy-columns=bleu", "-k", "nothing")
-    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.no_fnmatch_line("*bleu*")
-
-
-@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
-def test_several_compared_metrics_are_named(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, quiet: Sequence[str]
-) -> None:
+def test_several_compared_metrics_are_named(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     suite.runpytest("--energy-report=base.json").assert_outcomes(passed=2)
     monkeypatch.setenv("WER", "0.3")
     gates = ("--energy-fail-on=wer:5%", "--energy-fail-on=overlap:5%")
-    result = suite.runpytest("--energy-compare=base.json", *gates, *quiet)
+    result = suite.runpytest("--energy-compare=base.json", *gates, "-q")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["regressed: *test_it: wer: *" if quiet else "*test_it: wer *0.2 *0.3 err*"])
+    result.stdout.fnmatch_lines(["regressed: *test_it: wer: *"])
     result.stdout.fnmatch_lines(["*1 regressed, 1 unchanged, 2 no value*"])
 
 
@@ -136,16 +127,12 @@ def test_a_test_that_never_had_a_metric_is_not_compared_by_it(
     assert "3 unchanged, 1 no value" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("quiet", [(), ("-q",)], ids=["", "q"])
 def test_a_lost_metric_fails_its_gate(
-    losing: pytest.Pytester,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    quiet: Sequence[str],
+    losing: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("LOST", "1")
     gate = ("--energy-compare=base.json", "--energy-fail-on=wer:5%", "--energy-report=head.json")
-    result = losing.runpytest(*gate, *quiet)
+    result = losing.runpytest(*gate)
     result.assert_outcomes(passed=2, failed=2)
     result.stdout.fnmatch_lines([f"*{name}*head has no wer" for name in ("test_gone", "test_window")])
     capsys.readouterr()
@@ -166,13 +153,6 @@ def test_the_mark_of_a_test_needs_its_metric(losing: pytest.Pytester) -> None:
     result = losing.runpytest("--energy-compare=base.json")
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*energy_gate: wer is invalid: base has no wer*"])
-
-
-@pytest.mark.parametrize("option", ["--energy-columns=enrgy_j", "--energy-fail-on=energy:3%"])
-def test_a_slip_in_a_built_in_name_stops_the_run(suite: pytest.Pytester, option: str) -> None:
-    result = suite.runpytest(option)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]}*unknown*"])
 
 
 def test_a_gate_compares_them(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,31 +231,6 @@ def test_a_hook_adds_them(suite: pytest.Pytester, read_report: Read) -> None:
     result.assert_outcomes(passed=2)
     result.stdout.re_match_lines([r"test +.* lines$"])
     assert [each["custom"]["lines"]["better"] for each in read_report()["records"]] == ["less", "less"]
-
-
-def test_a_number_beyond_all_numbers_is_one_line(quick: pytest.Pytester) -> None:
-    quick.makepyfile("""
-        def test_it(energy):
-            energy(int)
-            energy.metric("x", 10**400, better="less")
-    """)
-    result = quick.runpytest()
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["LLEnergyError: metric x: a value is larger than a number of 64 bits can be"]
-    )
-
-
-def test_a_built_in_name_fails_the_test_in_one_line(quick: pytest.Pytester) -> None:
-    quick.makepyfile("""
-        def test_it(energy):
-            energy(int)
-            energy.metric("duration_s", 1, better="less")
-    """)
-    result = quick.runpytest()
-    result.assert_outcomes(failed=1)
-    line = "LLEnergyError: metric 'duration_s': the name is built in; choose another one"
-    result.stdout.fnmatch_lines([line])
 
 
 def test_windows_have_metrics_and_gates_too(

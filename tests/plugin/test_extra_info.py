@@ -69,7 +69,7 @@ def test_{number}(energy):
         for number, value in enumerate(WRONG)
     )
     quick.makepyfile("import pathlib\nloop = []\nloop.append(loop)\n" + "".join(tests))
-    result = quick.runpytest("--energy-report", "-n1")
+    result = quick.runpytest("--energy-report")
     result.assert_outcomes(failed=len(WRONG))
     line = "LLEnergyError: extra_info[[]'bad'[]] cannot be stored as JSON: "
     result.stdout.fnmatch_lines([f"{line}{why}" for why in WRONG.values()])
