@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,6 @@ class Draft:
     lease_wait_s: float | None = None
     host_exclusive: bool = False
     lease_intact: Callable[[], bool] = bool
-    #: The mark ``gpu_settings`` at the time of the lease.
-    wanted_settings: Mapping[str, Any] | None = None
     settings: Sequence[BoardSettings] = ()
     device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)

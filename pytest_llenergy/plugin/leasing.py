@@ -46,12 +46,11 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
         PlanError: The mark ``gpu_settings`` has an invalid value.
     """
     state, draft = state_of(item.config), draft_of(item)
-    draft.wanted_settings = plan_of(item).gpu_settings
     # An earlier attempt may have left them.
     draft.lease = draft.gang = draft.lease_wait_s = None
     draft.settings = ()
     state.pool.begin_test(str(item.path))
-    wanted_settings = gpu_settings_of(item, draft.wanted_settings)
+    wanted_settings = gpu_settings_of(item, plan_of(item).gpu_settings)
     draft.in_process = draft.in_process or _runs_in_process(item)
     one_process = draft.in_process or ISOLATED in item.stash
     if one_process and request is not None and request.n > (request.per_host or request.n):

@@ -384,66 +384,67 @@ def test_goodput_of_a_plain_load(quick: pytest.Pytester, read_report: Read) -> N
     assert record["load_curve"] is None
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            "max_load(backend.generate, ['a'], slo=S, between=(1, 2))",
-            "max_load: needs backend.serve, found backend.generate\n",
-        ),
-        (
-            "load_curve(backend.serve, ['a'], request_rates=[1], slo={'ttft_s': 1})",
-            "load_curve: slo is {'ttft_s': 1}, needs pytest_llenergy.slo(",
-        ),
-        ("max_load(backend.serve, ['a'], slo=0.5, between=(1, 2))", "max_load: slo is 0.5, needs pytest_ll"),
-        ("max_load(backend.serve, ['a'], slo=S, between=(2, 1))", "max_load: between is (2, 1), needs"),
-        ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=0)", "max_load: budget is 0, needs"),
-        (
-            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=float('inf'))",
-            "max_load: budget is inf, needs a finite number of seconds above 0",
-        ),
-        (
-            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests='9')",
-            "serve: num_requests: Expected `int | null`, got `str`\n",
-        ),
-        # A load of these limits does not fit, and the mistake comes first.
-        (
-            "max_load(backend.serve, ['a'], slo=slo(ttft=1e4), between=(1, 2), nonsense=3)",
-            "serve: unknown argument nonsense; known: ",
-        ),
-        ("max_load(backend.serve, [], slo=slo(ttft=1e4), between=(1, 2))", "serve: prompts must be a list"),
-        (
-            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests=99)",
-            "num_requests is 99, needs 100",
-        ),
-        (
-            "max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=20)",
-            "takes 21 s with TTFT <= 1 s for 99",
-        ),
-        ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), trace=[1])", "max_load: leave out trace"),
-        ("load_curve(backend.serve, ['a'], request_rates=[])", "load_curve: request_rates is [], needs"),
-        ("load_curve(backend.serve, ['a'], request_rates=[1, 1.0])", "load_curve: a rate of [1, 1.0] is giv"),
-        ("load_curve(backend.serve, ['a'], request_rates=[1], concurrency=2)", "leave out concurrency"),
-        ("max_load(backend.serve, TALKS, slo=S, between=(1, 2))", "max_load: 1 of 2 prompts have follow_ups"),
-        ("load_curve(backend.serve, TALKS, request_rates=[1])", "load_curve: 1 of 2 prompts have follow_ups"),
-        ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
-        ("load_curve(backend.serve, Request(prompt='a'), request_rates=[1])", "serve: prompts must be a"),
-    ],
+#: Calls, and a part of the line that each gives.
+INVALID = (
+    (
+        "max_load(backend.generate, ['a'], slo=S, between=(1, 2))",
+        "max_load: needs backend.serve, found BackendHandle.generate",
+    ),
+    (
+        "load_curve(backend.serve, ['a'], request_rates=[1], slo={'ttft_s': 1})",
+        "slo is {'ttft_s': 1}, needs pytest_llenergy.slo(",
+    ),
+    (
+        "max_load(backend.serve, ['a'], slo=0.5, between=(1, 2))",
+        "slo is 0.5, needs pytest_llenergy.slo(",
+    ),
+    ("max_load(backend.serve, ['a'], slo=S, between=(2, 1))", "max_load: between is (2, 1), needs"),
+    ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=0)", "max_load: budget is 0, needs"),
+    (
+        "max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=float('inf'))",
+        "max_load: budget is inf, needs a finite number of seconds above 0",
+    ),
+    (
+        "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests='9')",
+        "serve: num_requests: Expected `int | null`, got `str`",
+    ),
+    # A load of these limits does not fit, and the mistake comes first.
+    (
+        "max_load(backend.serve, ['a'], slo=slo(ttft=1e4), between=(1, 2), nonsense=3)",
+        "serve: unknown argument nonsense; known: ",
+    ),
+    ("max_load(backend.serve, [], slo=slo(ttft=1e4), between=(1, 2))", "serve: prompts must be a list"),
+    (
+        "max_load(backend.serve, ['a'], slo=S, between=(1, 2), num_requests=99)",
+        "num_requests is 99, needs 100",
+    ),
+    (
+        "max_load(backend.serve, ['a'], slo=S, between=(1, 2), budget=20)",
+        "takes 21 s with TTFT <= 1 s for 99",
+    ),
+    ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), trace=[1])", "max_load: leave out trace"),
+    ("load_curve(backend.serve, ['a'], request_rates=[])", "load_curve: request_rates is [], needs"),
+    ("load_curve(backend.serve, ['a'], request_rates=[1], concurrency=2)", "leave out concurrency"),
+    ("max_load(backend.serve, TALKS, slo=S, between=(1, 2))", "max_load: a prompt has follow_ups"),
+    ("load_curve(backend.serve, TALKS, request_rates=[1])", "load_curve: a prompt has follow_ups"),
+    ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
+    ("load_curve(backend.serve, Request(prompt='a'), request_rates=[1])", "serve: prompts must be a"),
 )
-def test_invalid_arguments_are_refused(quick: pytest.Pytester, call: str, message: str) -> None:
+
+
+def test_invalid_arguments_are_refused(quick: pytest.Pytester) -> None:
+    tests = "".join(
+        f"def test_{number}(energy, backend): energy.{call}\n" for number, (call, _) in enumerate(INVALID)
+    )
     quick.makepyfile(
-        f"""
-        from pytest_llenergy import slo
-        from pytest_llenergy.backends.traffic import Request
-        S = slo(ttft=1)
-        TALKS = ["a", Request(prompt="a", follow_ups=(Request(prompt="b"),))]
-        def test_it(energy, backend):
-            energy.{call}
-        """
+        "from pytest_llenergy import slo\nfrom pytest_llenergy.backends.traffic import Request\n"
+        "S = slo(ttft=1)\n"
+        "TALKS = ['a', Request(prompt='a', follow_ups=(Request(prompt='b'),))]\n" + tests
     )
     result = quick.runpytest(*OPTIONS, f"--energy-server={SERVER}")
-    result.assert_outcomes(failed=1)
-    assert message in result.stdout.str()
+    result.assert_outcomes(failed=len(INVALID))
+    shown = result.stdout.str()
+    assert [message for _, message in INVALID if message not in shown] == []
 
 
 def test_points_before_a_broken_load_are_kept(quick: pytest.Pytester, read_report: Read) -> None:
