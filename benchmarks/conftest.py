@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_llenergy.plugin.prompts import Prompts
+from pytest_llenergy.plugin.default_prompts import Prompts
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from itertools import cycle, islice
 import pytest
 
 from pytest_llenergy.api import BackendHandle, Energy
-from pytest_llenergy.plugin.prompts import Prompts
+from pytest_llenergy.plugin.default_prompts import Prompts
 
 pytestmark = pytest.mark.gpus(1, fallback="cpu")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.api import BackendHandle, Energy
-from pytest_llenergy.plugin.prompts import Prompts
+from pytest_llenergy.plugin.default_prompts import Prompts
 
 TOKENS = 8
 

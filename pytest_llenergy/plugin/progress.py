@@ -93,8 +93,8 @@ class Progress:
                 shown = step
             elif (waits or not self._is_quiet) and now_s >= max(first_s, self._said_s + NEXT_LINE_S):
                 self._said_s = now_s
-                elapsed = format_duration(now_s - start_s)
-                self._print(f"energy: {short_test_name(test)}: {step} ({elapsed} since it began)")
+                elapsed = f"{format_duration(now_s - start_s)} {'so far' if waits else 'since it began'}"
+                self._print(f"energy: {short_test_name(test)}: {step} ({elapsed})")
                 real_time.sleep(DRAWING_S)
 
         if not self._in_worker:

@@ -4,13 +4,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
-
-from pytest_llenergy.backends import vllm
-from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
-from pytest_llenergy.record.record import Parallel
 
 #: Two backends that never load anything: tests are refused earlier.
 TWO = """
@@ -130,55 +125,3 @@ def test_an_unmet_mark_of_a_parameter_is_a_collection_error(two: pytest.Pytester
     assert "test_an_unmet_mark_of_a_parameter_is_a_collection_error.py::test_it: " in text_of(result)
     assert "one does not offer the task serve (it has: generate)" in text_of(result)
     assert "; backends that do: none here" in text_of(result)
-
-
-@pytest.mark.parametrize("mark", ["backend_options(dtype='float32')", "backend_needs(cache='static')"])
-def test_a_mark_without_the_backend_fixture_is_refused(two: pytest.Pytester, mark: str) -> None:
-    result = run(two, f"import pytest\n@pytest.mark.{mark}\ndef test_it(energy): pass\n")
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    actual = f"@pytest.mark.{mark.split('(')[0]} is for the fixture backend, but the test does "
-    assert actual in text_of(result)
-
-
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        ("backend_options()", 'names no load option; add one, such as dtype="float32", or remove the mark'),
-        (
-            "backend_options('x')",
-            'too many positional arguments (it takes: keyword arguments, such as dtype="float32")',
-        ),
-        ("backend_needs()", 'needs at least one argument, such as timestamps="token"'),
-        (
-            "backend_needs(task='embedd')",
-            "@pytest.mark.backend_needs: task is 'embedd', needs one of generate",
-        ),
-        ("backend_needs(cache='big')", "cache is 'big', needs one of dynamic, static"),
-        ("backend_needs(timestamps='none')", "timestamps is 'none', needs one of step, token"),
-        (
-            "backend_needs(dtype='x')",
-            "unexpected keyword argument 'dtype' (it takes: task, cache, batching, ",
-        ),
-    ],
-)
-def test_an_invalid_mark_is_a_one_line_collection_error(
-    two: pytest.Pytester, mark: str, message: str
-) -> None:
-    result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    assert message in text_of(result)
-
-
-def test_a_model_over_several_hosts_is_refused_by_backends_of_one_host() -> None:
-    single = replace(vllm.SPEC, name="single", capabilities=replace(vllm.SPEC.capabilities, hosts="one"))
-    known = {spec.name: spec for spec in (*BUILTIN, single)}
-    required = Requirements(parallel=Parallel(tensor=8, pipeline=2), per_host=8)
-    reason = explain_unmet(single, required, known)
-    assert reason is not None
-    assert reason.startswith(
-        "single does not offer one model over several hosts (it needs 16 devices, and a host has 8)"
-    )
-    assert reason.endswith("backends that do: vllm")
-    assert explain_unmet(known["vllm"], required, known) is None
-    fits = Requirements(parallel=Parallel(tensor=8, data=2), per_host=8)
-    assert explain_unmet(single, fits, known) is None

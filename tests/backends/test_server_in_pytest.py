@@ -108,13 +108,6 @@ def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest
     assert "or --energy-server=http://127.0.0.1:8000 to use one that runs on this host" in actual
 
 
-def test_a_remote_server_is_refused_at_once(quick: pytest.Pytester) -> None:
-    quick.makepyfile(SERVES)
-    result = quick.runpytest("--energy-server=http://192.0.2.1:8000")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --energy-server: url 'http://192.0.2.1:8000' is another host*"])
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_no_server_is_left_when_pytest_is_killed(quick: pytest.Pytester, number: signal.Signals) -> None:
     """The server has its own session and a child; neither outlives the run."""

@@ -119,20 +119,6 @@ class TestNames:
             """
         ).assert_outcomes(passed=2)
 
-    def test_an_indirect_value_for_the_gpus_fixture_is_refused(self, run_on_two: Run) -> None:
-        result = run_on_two(
-            """
-            @pytest.mark.parametrize("gpus", [1, 2], indirect=True)
-            def test_it(gpus): pass
-            """
-        )
-        assert result.ret != 0
-        assert (
-            "test_it.py::test_it: the fixture gpus takes no value: the mark determines the lease; "
-            "write pytest.param(..., marks=pytest.mark.gpus(n)), or item.add_marker(pytest.mark.gpus(n)) in "
-            "pytest_collection_modifyitems"
-        ) in result.stdout.str()
-
     def test_an_indirect_value_for_a_user_fixture_named_gpus_is_passed_on(self, run_on_two: Run) -> None:
         run_on_two(
             """
@@ -144,16 +130,6 @@ class TestNames:
                 assert (len(gpus), count()) == (request.node.callspec.params["gpus"], 2)
             """
         ).assert_outcomes(passed=2)
-
-
-class TestLevels:
-    def test_two_different_marks_in_one_place_are_refused_with_both(self, run_on_two: Run) -> None:
-        result = run_on_two("@pytest.mark.gpus(1)\n@pytest.mark.gpus(2, name='L4')\ndef test_it(): pass\n")
-        assert result.ret != 0
-        assert (
-            "test_it.py::test_it: @pytest.mark.gpus(1) and @pytest.mark.gpus(2, name='L4') are on "
-            "the same level; remove one"
-        ) in result.stdout.str()
 
 
 class TestSpan:

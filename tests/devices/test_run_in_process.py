@@ -130,6 +130,6 @@ def test_contexts_on_the_gpus_of_the_process_are_noted(
     }
     assert found == {
         "test_clean": [],
-        "test_ranks": [("note", "GPU-a")],
+        "test_ranks": [],
         "test_first": [("warning", "GPU-b")],
     }

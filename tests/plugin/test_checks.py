@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pytest_llenergy.options.values import gpus
@@ -30,6 +32,8 @@ def test_servers_have_names_of_their_own(pytester: pytest.Pytester) -> None:
 def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: str) -> None:
     value = {"report": "none/e.json", "html": "none/e.html", "compare": "none.json"}[key]
     pytester.makeini(f"[pytest]\nenergy_{key} = {value}\n")
+    # No folder can have this name.
+    Path("none").touch()
     assert refusal(pytester).startswith(f"ini key energy_{key}={'' if key == 'compare' else pytester.path}")
 
 

@@ -93,7 +93,7 @@ def setup(request): return request.getfixturevalue("prompts")[:100]
 def test_setup(setup): pass
 
 def test_call(request):
-    from pytest_llenergy.plugin.prompts import Prompts
+    from pytest_llenergy.plugin.default_prompts import Prompts
     Prompts()[:100]
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.plugin.prompts import DEFAULT_PROMPTS, Prompts
+from pytest_llenergy.plugin.default_prompts import DEFAULT_PROMPTS, Prompts
 from pytest_llenergy.record.outputs import digest_prompts
 
 

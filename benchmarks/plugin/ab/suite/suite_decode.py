@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_llenergy.api import BackendHandle, Energy
-from pytest_llenergy.plugin.prompts import Prompts
+from pytest_llenergy.plugin.default_prompts import Prompts
 
 
 @pytest.mark.gpus(1, fallback="cpu")
