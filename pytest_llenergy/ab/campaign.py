@@ -47,7 +47,7 @@ class Campaign:
         self._name = name
         self._state = state
         self._callbacks = callbacks
-        self._gathered: dict[SideName, SideSessions] = {side: SideSessions(side) for side in SIDES}
+        self._gathered: dict[SideName, SideSessions] = {side: SideSessions() for side in SIDES}
         self._sessions: list[Session] = []
         #: Duration of each session, also of those that were finished before (seconds).
         self._durations_s: list[float] = []

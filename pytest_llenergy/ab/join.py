@@ -14,7 +14,7 @@ from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop
 from pytest_llenergy.record.record import Flag, Record, Round, flag_kind
-from pytest_llenergy.record.report import Report, SideName
+from pytest_llenergy.record.report import Report
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class SessionRecord:
 class SideSessions:
     """The measurements of one side so far, in session order; ``parts`` has the sessions of each test."""
 
-    def __init__(self, side: SideName) -> None:
-        self.side = side
+    def __init__(self) -> None:
         self.reports: list[Report] = []
         self.parts: dict[str, list[SessionRecord]] = {}
 

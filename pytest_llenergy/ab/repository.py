@@ -57,6 +57,10 @@ class Repository:
             raise PlanError(f"git knows no commit {reference!r} in this repository{self._shallow()}")
         return found
 
+    def has_commits(self) -> bool:
+        """Return whether there is any commit yet."""
+        return self._find_commit("HEAD") is not None
+
     def find_default_base(self, head: str) -> tuple[str, str]:
         """Return the merge base of a commit and the default branch, and the name of the branch."""
         for branch in DEFAULT_BRANCHES:
@@ -71,14 +75,14 @@ class Repository:
         return bool(self._run("status", "--porcelain", "--", *IGNORED_PATHS))
 
     def hash_working_tree(self) -> str:
-        """Return a hash of the working tree: changes of known files, and new Python files."""
+        """Return a hash of the working tree: changes of known files, and new scripts."""
         changes = self._run(
             "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv", "--", *IGNORED_PATHS
         )
         found = hashlib.sha256(f"{self.resolve_commit('HEAD')}\n{changes}".encode(errors="surrogateescape"))
         for name in self._list("--others", "--exclude-standard", "--", *IGNORED_PATHS):
             # What else is new may be written by this very command.
-            if name.endswith(".py"):
+            if name.endswith((".py", ".sh")):
                 state = (self.root / name).lstat()
                 found.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}".encode(errors="surrogateescape"))
         return found.hexdigest()[:16]

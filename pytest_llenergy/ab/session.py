@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import IO, TextIO
 
 import msgspec
 
@@ -174,6 +174,25 @@ def _run(
             raise
         finally:
             poll(printed)
+
+
+def run_step(words: Sequence[str], directory: Path, environment: Mapping[str, str], output: IO[bytes]) -> int:
+    """Run a step before the sessions, which ends with this process. Returns its exit code."""
+    process = subprocess.Popen(
+        words,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=partial(_prepare_child, os.getpid(), signal.SIGKILL),
+    )
+    try:
+        return process.wait()
+    except BaseException:
+        _signal_group(process, signal.SIGKILL)
+        raise
 
 
 def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:

@@ -8,13 +8,14 @@ both sides import the same code no matter what was checked out for them, and not
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from pytest_llenergy.ab.repository import (
     find_repository,
     inherited_environment,
 )
-from pytest_llenergy.ab.session import Side, Turn, show_failure
+from pytest_llenergy.ab.session import Side, Turn, run_step, show_failure
 from pytest_llenergy.ab.state import SIDES, State
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.gate import parse_criteria
@@ -37,6 +38,9 @@ from pytest_llenergy.record.report import SideName, Source
 
 #: Where a checkout may have the modules that it installs, besides its projects in subfolders.
 SOURCE_ROOTS = (".", "src", "python", "lib")
+
+#: Suffixes of the files whose change begins another comparison. Other files may be output of the command.
+SCRIPTS = (".py", ".sh")
 
 #: End of the message.
 SAME_CODE = (
@@ -130,6 +134,8 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
     criteria = parse_criteria(request.fail_on, metrics, request.floor)
     schedule = plan_schedule(parse_pairs(request.pairs), request.rounds)
     repository = find_repository(directory)
+    if request.by_options and repository is not None and not repository.has_commits():
+        repository = None
     root = directory if repository is None else repository.root
     if request.by_options:
         codes, notes = _list_option_sets(request, commands, repository)
@@ -150,11 +156,12 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         )
     in_place = any(code.in_place for code in codes)
     tree = repository.hash_working_tree() if repository is not None and in_place else ""
+    scripts = [_hash_scripts(command, directory) for command in commands]
     # If any of it differs, it is another comparison; of one side with itself there may be more the next time.
     repeated = request.comparisons is not None
     asked = replace(request, fresh=False, comparisons=None)
     commits = [code.source.commit for code in codes]
-    inputs = [pytest_llenergy.__version__, str(directory), commits, tree, repeated, asked]
+    inputs = [pytest_llenergy.__version__, str(directory), commits, tree, scripts, repeated, asked]
     state = State(root, inputs, fresh=request.fresh)
     below = directory.resolve().relative_to(root.resolve())
     sides: dict[SideName, Side] = {}
@@ -187,7 +194,8 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         say(line)
     finished = len(list(state.directory.glob("sessions*/*/end")))
     if finished:
-        say(f"resuming a stopped comparison: {finished} sessions are finished")
+        say(f"resuming a stopped comparison: {finished} sessions are finished (--fresh measures them again)")
+        notes = [*notes, f"{finished} sessions were measured before a stop"]
     else:
         say(f"{schedule.stages} pairs of rounds: at most {sum(schedule.pairs)} pairs of sessions")
     return Prepared(
@@ -278,16 +286,7 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
         )
         with log.open("wb") as file:
             for what, words, variables in steps:
-                status = subprocess.run(
-                    words,
-                    cwd=side.root,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    check=False,
-                ).returncode
-                if status != 0:
+                if (status := run_step(words, side.root, variables, file)) != 0:
                     line = show_failure(log, say)
                     raise PlanError(
                         f"{side.name}: {what} failed with exit code {status}: {line!r}; the whole log: {log}"
@@ -295,6 +294,17 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
         ready.write_text(inputs)
     python = (str(venv / "bin" / "python"), *side.python[1:]) if side.python else ()
     return replace(side, venv=venv, python=python, environment=environment)
+
+
+def _hash_scripts(command: Command, directory: Path) -> list[str]:
+    """Return hashes of the scripts that a command names, which git may not know."""
+    found = []
+    for word in " ".join(command.args).split() if command.measured is not None else ():
+        path = directory / word.strip("'\"")
+        with suppress(OSError, ValueError):
+            if path.suffix in SCRIPTS and path.is_file():
+                found.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    return found
 
 
 def list_own_modules(root: Path) -> dict[str, str]:

@@ -110,8 +110,11 @@ def _record(name: str, params: dict[str, Any], seconds: Sequence[float], *, sess
         )
         for number, each in enumerate(seconds, 1)
     ]
+    # Functions and objects are told apart by the name of the test: their texts have an address.
     plain: dict[str, Primitive] = {
-        key: each if isinstance(each, str | int | float) else repr(each) for key, each in params.items()
+        key: each if isinstance(each, str | int | float) else repr(each)
+        for key, each in params.items()
+        if not str(each).startswith("UNSERIALIZABLE[")
     }
     found = {SECONDS: compute_metrics(rounds, None)[SECONDS]}
     return Record(id=name, attempt=1, status="measured", params=plain, rounds=rounds, metrics=found)
@@ -130,10 +133,14 @@ def join_sessions(files: Sequence[tuple[str, bytes]]) -> Report:
         for record in report.records:
             seconds.setdefault(record.id, []).append(record.metrics[SECONDS].value or 0.0)
             params[record.id] = record.params
+    ids = [each.run.id for each in reports]
+    for place, (name, _) in enumerate(files):
+        if (earlier := ids.index(ids[place])) < place:
+            raise ReportError(f"{name} is a copy of {files[earlier][0]}; each session counts once")
     starts = [each.run.started_at for each in reports]
     run = msgspec.structs.replace(
         first.run,
-        id=hashlib.sha256("".join(sorted(each.run.id for each in reports)).encode()).hexdigest()[:12],
+        id=hashlib.sha256("".join(sorted(ids)).encode()).hexdigest()[:12],
         started_at=min(starts),
         finished_at=max(starts),
     )

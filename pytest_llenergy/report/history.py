@@ -29,6 +29,12 @@ COLUMNS: tuple[Column[Standing], ...] = (
     Column("changed", _changed, is_number=False),
 )
 
+#: Below the tables.
+EXPLANATION = (
+    "usual: median of the sessions before the last, with the band in which sessions are expected. "
+    "Changes are hints: verify one with llenergy ab."
+)
+
 
 def render_text(view: HistoryView, width: int, *, color: bool) -> str:
     """Render a table for each metric and device, with one row per test."""
@@ -40,14 +46,5 @@ def render_text(view: HistoryView, width: int, *, color: bool) -> str:
         screen.line(title)
         names = list_names([each.id for each in standings])
         screen.table(Table("test", names, COLUMNS, standings))
-    for note in list_notes(view):
-        screen.line(note)
+    screen.line(EXPLANATION)
     return f"{screen.text}\n" if screen.text else ""
-
-
-def list_notes(view: HistoryView) -> list[str]:
-    """Return the notes below the tables; the last explains the columns."""
-    return [
-        "usual: median of the sessions before the last, with the band in which sessions are expected. "
-        "Changes are hints: verify one with llenergy ab.",
-    ]

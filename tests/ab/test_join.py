@@ -22,7 +22,7 @@ LOST = Flag(name="settings", severity="invalid", detail="the boards had other se
 
 
 def sessions_of(*reports: Report, name: SideName = "base") -> SideSessions:
-    side = SideSessions(name)
+    side = SideSessions()
     for number, report in enumerate(reports, 1):
         side.add(number, report)
     return side

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 import pytest
@@ -237,6 +237,34 @@ def test_two_commits_run_in_their_checkouts(project: Project, commands: Commands
 def test_a_command_that_fails_stops_the_comparison(project: Project, commands: Commands) -> None:
     message = project.error("--a=x", "--b=y", "--", "false")
     assert message.startswith("session 1 (base a) ended with exit code 7: 'no luck'; the whole log: ")
+
+
+def test_a_stopped_comparison_goes_on_unless_a_script_has_changed(
+    project: Project, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git does not know the script."""
+    script = project.path / "work.sh"
+    script.write_text("echo 1\n")
+    command = ["--pairs=4", "--a=work.sh 100 10 5", "--b=work.sh 100 10 5"]
+
+    def stop(*args: Any) -> int:
+        if len(commands.words) == 3:
+            raise KeyboardInterrupt
+        return commands(*args)
+
+    for resumed in (True, False):
+        monkeypatch.setattr(session, "_run", stop)
+        project.ab(*command)
+        monkeypatch.setattr(session, "_run", commands)
+        commands.words.clear()
+        if not resumed:
+            script.write_text("echo 2\n")
+        done = project.ab(*command)
+        assert ("resuming a stopped comparison: 3 sessions" in done.err) is resumed
+        notes = project.paired().compared.notes
+        assert any("3 sessions were measured before a stop" in note for note in notes) is resumed
+        assert len(commands.words) == (5 if resumed else 8)
+        commands.words.clear()
 
 
 def test_a_file_that_a_command_leaves_does_not_change_the_working_tree(

@@ -182,7 +182,7 @@ def test_a_metric_that_a_session_lacks_is_not_new() -> None:
     """The head would be 4.5 times worse."""
     from_sessions = []
     for values in ((0.2, 0.2, None, 0.2), (0.9,) * 4):
-        side = SideSessions("base")
+        side = SideSessions()
         for number, value in enumerate(values, 1):
             side.add(number, report_of(with_wer(value)))
         from_sessions.append(side.join().records[0])

@@ -152,7 +152,7 @@ def test_a_search_without_a_maximum_says_why_and_fails_the_gate(
 
 
 def joined(*records: Record) -> Report:
-    side = SideSessions("base")
+    side = SideSessions()
     for number, record in enumerate(records, 1):
         side.add(number, report_of(record))
     return side.join()

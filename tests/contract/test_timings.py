@@ -124,10 +124,13 @@ def test_sessions_are_what_is_compared(project: Project) -> None:
     ret, found = verdict(project, str(project.path / "few" / "1.json"), "other.json")
     assert (ret, found["verdict"]) == (3, "not comparable")
     write_session(project.path / "head" / "9.json", {"test_p": [0.1] * 5}, cpu="Intel")
+    # A session that counts twice.
+    write_sessions(project.path / "twice", 0.1, 3, 6)
+    (project.path / "twice" / "9.json").write_bytes((project.path / "twice" / "1.json").read_bytes())
     # A session that a script has left in the folder of the other side.
     write_sessions(project.path / "left", 0.1, 3, 5)
     (project.path / "left" / "9.json").write_bytes((project.path / "few" / "1.json").read_bytes())
-    for args in (["few", "head"], ["few", "other.json"], ["few", "left"]):
+    for args in (["few", "head"], ["few", "other.json"], ["few", "left"], ["few", "twice"]):
         refused = project.llenergy("compare", *args)
         assert refused.ret == 2
         assert len(refused.err.splitlines()) == 1
@@ -135,7 +138,12 @@ def test_sessions_are_what_is_compared(project: Project) -> None:
 
 def test_what_pytest_benchmark_itself_writes(project: Project) -> None:
     pytest.importorskip("pytest_benchmark")
-    project.write("test_w.py", "def test_w(benchmark):\n    benchmark(sum, range(100))\n")
+    # The text of a function in the JSON has its address, which differs in each run.
+    project.write(
+        "test_w.py",
+        "import pytest\n@pytest.mark.parametrize('function', [lambda each: sum(each)])\n"
+        "def test_w(benchmark, function):\n    benchmark(function, range(100))\n",
+    )
     for name in ("one", "two"):
         options = [
             "-p",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pytest_llenergy.compare.history import Series, Standing, build_view
 from pytest_llenergy.record.text import count_tests
-from pytest_llenergy.report.history import COLUMNS, list_notes
+from pytest_llenergy.report.history import COLUMNS, EXPLANATION
 from pytest_llenergy.report.html.figures import trend_chart
 from pytest_llenergy.report.html.page import MAX_SECTIONS, Section, render_template
 from pytest_llenergy.report.html.tables import Cell, column_table
@@ -22,7 +22,6 @@ def render_page(place: str, series: Sequence[Series]) -> str:
     devices = sorted({f"{each.device} ({each.device_key})" for each in view.standings})
     changed = sum(bool(each.changes) for each in view.standings)
     tests = len({each.id for each in view.standings})
-    *notes, footer = list_notes(view)
     # What all tests have in common is above.
     facts: list[list[str | Cell]] = [
         [each.metric, f"{each.device} ({each.device_key})"] for each in view.standings
@@ -45,11 +44,11 @@ def render_page(place: str, series: Sequence[Series]) -> str:
             ("Period", f"{times[0][:10]} to {times[-1][:10]}"),
             ("Devices", "; ".join(devices)),
         ],
-        notes=notes,
+        notes=[],
         overview=column_table(f"Tests, {metrics}", heads, leads, COLUMNS, view.standings),
         sections=[_section(number, *each) for number, each in enumerate(shown, 1)],
         left_out=max(0, len(series) - MAX_SECTIONS),
-        footer=f"Values are medians over the valid rounds of a session. {footer}",
+        footer=f"Values are medians over the valid rounds of a session. {EXPLANATION}",
     )
 
 
