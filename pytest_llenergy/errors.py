@@ -6,9 +6,6 @@ Each message is one line that names the problem, the value found, and the remedy
 
 from __future__ import annotations
 
-import sys
-import warnings
-
 
 class LLEnergyError(Exception):
     """Base of all errors raised by pytest-llenergy."""
@@ -90,16 +87,3 @@ class WorkerPlacementError(WorkerError):
 
 class LLEnergyWarning(UserWarning):
     """Base of all warnings issued by pytest-llenergy."""
-
-
-#: Packages whose frames lie between the line of a user and that of a warning.
-_IN_BETWEEN = (__name__.partition(".")[0], "contextlib")
-
-
-def warn_caller(message: str) -> None:
-    """Issue ``LLEnergyWarning`` at the line outside this package that called into it."""
-    # The caller of this function has level 2.
-    level, frame = 2, sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _IN_BETWEEN and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, LLEnergyWarning, stacklevel=level)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import msgspec
 
 from pytest_llenergy.compare.metrics import direction_of, unit_of
 from pytest_llenergy.compare.rule import DEFAULT_RULE, Rule
@@ -81,4 +83,4 @@ class Case(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _applied_rule(rule: Rule) -> AppliedRule:
-    return AppliedRule(**asdict(rule))
+    return msgspec.convert(rule, AppliedRule, from_attributes=True)

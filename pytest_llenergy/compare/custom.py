@@ -94,7 +94,7 @@ def compare_values(base: Value, head: Value, rule: Rule, better: Direction) -> V
         return _compare_differences(base.value, head.value, sign * change, width, rule)
     around = (head.value - sign * width, head.value, head.value + sign * width)
     low, middle, high = (sign * log(max(each, SMALLEST * largest) / base.value) for each in around)
-    verdict, reason = decide_verdict(middle, low, high, rule.at_level(base.value), better=better)
+    verdict, reason = decide_verdict(middle, low, high, rule.at_level(base.value, better), better=better)
     if not width:
         source = "with the same difference in every pair" if paired else "from values without an uncertainty"
         reason = f"{expm1(sign * middle):+.1%}, {source}"

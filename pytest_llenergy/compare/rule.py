@@ -14,6 +14,8 @@ RuleVerdict = Literal["regressed", "worse", "improved", "unchanged", "inconclusi
 
 #: Tolerance for rounding errors of logarithms, so that a change of exactly the threshold reaches it.
 LOG_ROUNDING = 1e-12
+#: What is left of a baseline that falls by an absolute threshold, at least.
+MIN_REST = 0.01
 #: Largest change that reasons name as what the meters cannot resolve.
 MAX_RESOLUTION = 10.0
 #: Part of the reason if the measurement is too uncertain for a verdict, however many rounds there are.
@@ -41,12 +43,20 @@ class Rule:
     tolerance: float = 0.05  # the upper limit of "unchanged" must be below it
     alpha: float = 0.05  # one-sided error probability of each limit
 
-    def at_level(self, level: float) -> Rule:
+    #: Smallest relative change that counts as an improvement, if it is another one.
+    improvement: float | None = None
+
+    def at_level(self, level: float, better: Direction) -> Rule:
         """Return the rule with both thresholds as one relative change of a baseline of this level."""
-        threshold = max(self.threshold, self.threshold_absolute / level)
-        if threshold == self.threshold:
+        rise = self.threshold_absolute / level
+        # A fall by as much is a larger change on the logarithm, and may be more than all.
+        fall = 1 / max(1 - rise, MIN_REST) - 1
+        worse, gain = (rise, fall) if better == "less" else (fall, rise)
+        if max(worse, gain) <= self.threshold:
             return self
-        return replace(self, threshold=threshold, tolerance=max(self.tolerance, threshold))
+        threshold = max(self.threshold, worse)
+        tolerance = max(self.tolerance, threshold)
+        return replace(self, threshold=threshold, tolerance=tolerance, improvement=max(self.threshold, gain))
 
 
 #: The rule for metrics without a threshold.
@@ -73,7 +83,10 @@ def decide_verdict(
     resolution = f"{min(expm1(meter), MAX_RESOLUTION):.1%}"
     sides: list[tuple[RuleVerdict, float, float]] = [("regressed", shift, low), ("improved", -shift, -high)]
     for verdict, size, least in sides:
-        if size >= log1p(rule.threshold) - LOG_ROUNDING and least > log1p(rule.floor):
+        gain = rule.improvement if verdict == "improved" else None
+        if size >= log1p(rule.threshold if gain is None else gain) - LOG_ROUNDING and least > log1p(
+            rule.floor
+        ):
             if size < meter:
                 return "inconclusive", f"{verdict} by less than can {UNRESOLVED} ({resolution})"
             return verdict, _describe_change(sign, shift, low if verdict == "regressed" else high)

@@ -127,7 +127,7 @@ def compare_samples(
         ratio = exp(sign * median(after - before for before in logs[0] for after in logs[1]))
         fault = f"{n} base and {m} head rounds; a verdict needs at least {MIN_ROUNDS} of each"
         return msgspec.structs.replace(invalid, ratio=ratio, reason=fault)
-    rule = rule.at_level(median(base.values))
+    rule = rule.at_level(median(base.values), better)
     rounds = correct_for_load(logs[0], logs[1], base.load, head.load)
     # The side that scatters more decides how well a change can be told.
     noise = max(relative_spread(rounds.base), relative_spread(rounds.head))

@@ -122,7 +122,7 @@ class Inventory:
         if instance is None:
             return board
         name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
-        return Board(uuid=uuid, name=name, pci_bus_id=board.pci_bus_id, memory_bytes=instance.memory_bytes)
+        return msgspec.structs.replace(board, uuid=uuid, name=name, memory_bytes=instance.memory_bytes)
 
     def shown_to_one_process(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
         """Return the instances that CUDA shows to one process, in the given order."""

@@ -211,11 +211,13 @@ class Series:
         watch, around_ns = self.domain.watch, round((self.period_s or 0.0) * 1e9)
         off_j = watch.stale_j(start_ns, end_ns) if watch is not None else 0.0
         for stood_ns, moved_ns in self.stalls:
-            before, after = self.ticks_around(stood_ns, 2)[0], self.ticks_around(moved_ns, 3)[1][1:]
+            before, after = self.ticks_around(stood_ns, 2)[0], self.ticks_around(moved_ns, 3)[1]
             if before and after and stood_ns < end_ns + around_ns and moved_ns > start_ns - around_ns:
-                powers_w = (b.watts_since(a) for side in (before, after) for a, b in pairwise(side))
-                missing_w = max(powers_w, default=0.0) - after[0].watts_since(before[-1])
-                off_j += max(0.0, missing_w) * (after[0].time_ns - before[-1].time_ns) / 1e9
+                powers_w = [b.watts_since(a) for side in (before, after[1:]) for a, b in pairwise(side)]
+                # Before the tick after the next, anything up to the highest power may be missing.
+                usual_w, back = (max(powers_w), after[1]) if len(after) > 2 else (self._highest_w, after[0])
+                missing_w = usual_w - back.watts_since(before[-1])
+                off_j += max(0.0, missing_w) * (back.time_ns - before[-1].time_ns) / 1e9
         return off_j
 
     def _out_until(self, end_ns: int) -> None:

@@ -259,7 +259,7 @@ def deliver_unfinished(item: pytest.Item) -> None:
     draft = draft_of(item)
     if draft.load_curve is not None:
         rest = "loads"
-    elif draft.unfinished is not None:
+    elif draft.unfinished is not None or draft.experiment is not None:
         rest = "rounds"
     elif any(window.ended for window in draft.windows):
         rest = "windows"
@@ -270,7 +270,9 @@ def deliver_unfinished(item: pytest.Item) -> None:
         location=item.location,
         keywords={},
         outcome="failed",
-        longrepr=f"interrupted before all {rest} were measured",
+        longrepr=f"interrupted before all {rest} were measured"
+        if draft.experiment is None
+        else "interrupted after it was measured",
         when="call",
     )
     deliver_record(item, report, with_hook=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -165,7 +166,8 @@ class ReportBuilder:
             written_s = path.stat().st_mtime
         except OSError:
             return path
-        is_free = written_s <= self._started.timestamp()
+        # A time in the future is that of another clock.
+        is_free = not self._started.timestamp() < written_s <= time.time()
         return path if is_free else path.with_name(f"{path.stem}.{self.run_id}{path.suffix}")
 
     def _write_elsewhere(self, path: Path, content: bytes) -> str:

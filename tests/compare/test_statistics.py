@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, inf, log, nan, pi
 from random import Random
+from statistics import median
 
 import pytest
 from msgspec.structs import replace
@@ -163,6 +164,27 @@ def test_change_below_the_absolute_threshold_passes_for_any_ratio() -> None:
     estimate = compare_samples(Sample(tiny), Sample(double), rule)
     assert estimate.verdict == "worse"
     assert estimate.reason.endswith("; below the threshold of 199.8%")
+
+
+@pytest.mark.parametrize(
+    ("better", "to", "expected"),
+    [
+        ("more", 6.4, "worse"),
+        ("more", 4.9, "regressed"),
+        ("more", 14.0, "unchanged"),
+        ("more", 15.5, "improved"),
+        ("less", 6.4, "unchanged"),
+        ("less", 4.9, "improved"),
+        ("less", 14.0, "worse"),
+        ("less", 15.5, "regressed"),
+    ],
+)
+def test_a_fall_reaches_an_absolute_threshold_as_a_rise_does(
+    better: Direction, to: float, expected: str
+) -> None:
+    base, head = times(CALM, 10 / median(CALM)), times(CALM, to / median(CALM))
+    found = compare_samples(Sample(base), Sample(head), Rule(threshold_absolute=5.0), better)
+    assert found.verdict == expected
 
 
 def test_lower_limit_must_exceed_the_floor() -> None:

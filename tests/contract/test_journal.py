@@ -63,18 +63,22 @@ def test_ctrl_c_writes_the_report(three: Project) -> None:
     assert not list(three.path.glob("*.jsonl"))
 
 
-def test_ctrl_c_keeps_the_windows_of_the_test_that_it_ends(project: Project) -> None:
+@pytest.mark.parametrize("fixture", ["energy_meter", "energy"])
+def test_ctrl_c_keeps_what_the_test_that_it_ends_has_measured(project: Project, fixture: str) -> None:
     project.write(
         "test_windows.py",
         """
 import pathlib, time
 
-def test_windows(energy_meter):
-    with energy_meter("first"):
-        time.sleep(0.3)
+def test_windows(FIXTURE):
+    if hasattr(FIXTURE, "pedantic"):
+        FIXTURE(time.sleep, 0.3)
+    else:
+        with FIXTURE("first"):
+            time.sleep(0.3)
     pathlib.Path("third").touch()
     time.sleep(600)
-""",
+""".replace("FIXTURE", fixture),
     )
     process = project.start_pytest("--energy-report", project.meter())
     wait_for(lambda: project.exists("third"))
@@ -82,6 +86,11 @@ def test_windows(energy_meter):
     process.communicate(timeout=200)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     record = project.records()["test_windows"]
+    if fixture == "energy":
+        assert record["reason"] == "interrupted after it was measured"
+        assert all(each["energy_j"] > 0 for each in record["rounds"])
+        assert record["metrics"]["energy_j"]["value"] > 0
+        return
     assert record["reason"] == "interrupted before all windows were measured"
     assert [(window["name"], window["energy_j"] > 0) for window in record["windows"]] == [("first", True)]
 
