@@ -225,11 +225,11 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import read_paired_report, read_report
 
-    base = locate(args.base)
+    base, lean = locate(args.base), args.format != "html"
     if args.between is not None:
         if args.head is not None:
             raise PlanError("--between compares tests of one report; name only one")
-        reports = split_by_parameter(read_report(base), str(base), args.between)
+        reports = split_by_parameter(read_report(base, lean=lean), str(base), args.between)
         head = base
     elif args.head is None:
         named = args.metric or args.fail_on or args.across
@@ -241,7 +241,7 @@ def _compare(args: argparse.Namespace) -> ComparisonResult:
         return ComparisonResult.from_paired(paired.with_policy(_read_policy(args, paired.compared)))
     else:
         head = locate(args.head)
-        reports = read_report(base), read_report(head)
+        reports = read_report(base, lean=lean), read_report(head, lean=lean)
         if reports[0].run.id == reports[1].run.id:
             raise PlanError(
                 f"{base} and {head} are the same run, {reports[0].run.id}, so nothing can differ; "

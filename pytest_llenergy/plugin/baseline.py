@@ -94,7 +94,7 @@ def _load_baseline(config: pytest.Config, text: str) -> StoredBaseline:
     source = f"{option_source(config, 'compare')}={text}"
     try:
         path = _resolve_baseline(config, text)
-        report = read_report(path)
+        report = read_report(path, lean=True)
         records = select_last_attempts(report.records, str(path))
     except LLEnergyError as error:
         raise usage_error(f"{source}: {str(error).removeprefix(f'{text}: ')}") from None

@@ -7,16 +7,16 @@ Files are read strictly; their JSON Schema is published.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.base import MALFORMED, StoredStruct, pause_garbage_collection
-from pytest_llenergy.record.comparison import Baseline, ComparedReports
+from pytest_llenergy.record.comparison import AppliedRule, Baseline, ComparedReports
 from pytest_llenergy.record.defaults import Inconclusive
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.record import Record
+from pytest_llenergy.record.record import Record, Round, WindowRecord
 
 #: Version 1: first published format (0.1.0).
 SCHEMA_VERSION = 1
@@ -67,7 +67,7 @@ class Report(StoredStruct, frozen=True):
     baseline: Baseline | None = None
 
 
-Decoded = TypeVar("Decoded")
+Decoded = TypeVar("Decoded", bound="Report | PairedReport")
 
 
 def encode_report(report: Report) -> bytes:
@@ -101,30 +101,41 @@ def decode_report(data: bytes, origin: str) -> Report:
 
 def _decode(kind: type[Decoded], data: bytes, origin: str) -> Decoded:
     """Decode strictly. Errors name a newer version, and a file with more or fewer sides, as such."""
+    try:
+        with pause_garbage_collection():
+            found = msgspec.json.decode(data, type=kind)
+    except MALFORMED as error:
+        raise ReportError(f"{origin}: {_explain(kind, data, error)}") from None
+    if (fault := _find_version_fault(found.schema_version)) is not None:
+        raise ReportError(f"{origin}: {fault}")
+    return found
+
+
+def _explain(kind: type[Any], data: bytes, error: Exception) -> str:
+    """Explain why data cannot be decoded."""
     if not data.strip():
-        raise ReportError(f"{origin}: empty, expected a JSON report of pytest --energy-report")
+        return "empty, expected a JSON report of pytest --energy-report"
     try:
         header = msgspec.json.decode(data, type=_Header)
     except MALFORMED as problem:
-        raise ReportError(f"{origin}: not a report of pytest --energy-report ({problem})") from None
-    version, is_paired = header.schema_version, header.compared is not msgspec.UNSET
+        return f"not a report of pytest --energy-report ({problem})"
+    if (fault := _find_version_fault(header.schema_version)) is not None:
+        return fault
+    is_paired = header.compared is not msgspec.UNSET
+    if is_paired and kind is not PairedReport:
+        return "holds both sides of llenergy ab; one run is needed here"
+    if not is_paired and kind is PairedReport:
+        return "a single report; name two to compare, or a file of llenergy ab"
+    return f"broken {'report of llenergy ab' if is_paired else 'report'} ({error})"
+
+
+def _find_version_fault(version: int) -> str | None:
     if version > SCHEMA_VERSION:
-        raise ReportError(
-            f"{origin}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
+        return (
+            f"schema version {version} is newer than {SCHEMA_VERSION}, the newest this "
             "pytest-llenergy reads; upgrade pytest-llenergy"
         )
-    if version < 1:
-        raise ReportError(f"{origin}: schema version {version} does not exist; versions start at 1")
-    if is_paired and kind is Report:
-        raise ReportError(f"{origin}: holds both sides of llenergy ab; one run is needed here")
-    if not is_paired and kind is PairedReport:
-        raise ReportError(f"{origin}: a single report; name two to compare, or a file of llenergy ab")
-    try:
-        with pause_garbage_collection():
-            return msgspec.json.decode(data, type=kind)
-    except MALFORMED as error:
-        what = "report of llenergy ab" if is_paired else "report"
-        raise ReportError(f"{origin}: broken {what} ({error})") from None
+    return f"schema version {version} does not exist; versions start at 1" if version < 1 else None
 
 
 class _Header(msgspec.Struct):
@@ -143,6 +154,59 @@ def _build_schema(kind: type[StoredStruct], what: str) -> dict[str, Any]:
         "title": f"pytest-llenergy {what}, schema version {SCHEMA_VERSION}",
         **msgspec.json.schema(kind),
     }
+
+
+# The lean view keeps what comparisons need, in half of the memory. It has the same fields, and refuses
+# unknown ones, but does not decode the contents of those marked ``_Unread``: hence the ignored assignments.
+# Lean records cannot be encoded again.
+
+
+class _Unread(msgspec.Struct, frozen=True, gc=False):
+    """Any object, without its contents."""
+
+
+class _LeanMetric(msgspec.Struct, frozen=True, gc=False):
+    value: float | None
+    unit: str
+    # Of custom metrics, which have no rounds.
+    uncertainty: float | None = None
+
+
+class _LeanComparison(msgspec.Struct, frozen=True, gc=False):
+    metric: str = ""
+    gated: bool = False
+    from_mark: bool = False
+    rule: AppliedRule | None = None
+
+
+class _LeanRound(Round, frozen=True):
+    by_domain: _Unread = _Unread()  # type: ignore[assignment]
+
+
+class _LeanWindow(WindowRecord, frozen=True):
+    by_domain: _Unread = _Unread()  # type: ignore[assignment]
+
+
+class _LeanRecord(Record, frozen=True):
+    extra_info: _Unread = _Unread()  # type: ignore[assignment]
+    procedure: _Unread | None = None  # type: ignore[assignment]
+    rounds: list[_LeanRound] = []  # type: ignore[assignment]
+    windows: list[_LeanWindow] = []  # type: ignore[assignment]
+    metrics: dict[str, _LeanMetric] = {}  # type: ignore[assignment]
+    comparisons: list[_LeanComparison] = []  # type: ignore[assignment]
+
+
+class _LeanReport(Report, frozen=True):
+    records: list[_LeanRecord]  # type: ignore[assignment]
+
+
+def decode_lean_report(data: bytes, origin: str) -> Report:
+    """Decode a report without what comparisons do not need.
+
+    Raises:
+        ReportError: As for ``decode_report``.
+    """
+    return cast(Report, _decode(_LeanReport, data, origin))
 
 
 class Session(StoredStruct, frozen=True):

@@ -30,6 +30,7 @@ from pytest_llenergy.record.report import (
     SCHEMA_VERSION,
     PairedReport,
     Report,
+    decode_lean_report,
     decode_paired_report,
     decode_report,
     encode_report,
@@ -125,24 +126,27 @@ def write_report(report: Report, path: Path) -> None:
     replace_file(path, encode_report(report))
 
 
-def read_report(path: Path) -> Report:
-    """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session."""
+def read_report(path: Path, *, lean: bool = False) -> Report:
+    """Read a report, a journal or the JSON of pytest-benchmark, of which a folder has one file a session.
+
+    ``lean`` leaves out what comparisons do not need, see ``record.report.decode_lean_report``.
+    """
     # Unlike Path.is_dir, False for a name that is too long, which read_file reports.
     if os.path.isdir(path):  # noqa: PTH112
         files = [(str(each), read_file(each)) for each in sorted(path.glob("*.json"))]
         if not files or not all(is_timings(data) for _, data in files):
             raise ReportError(f"{path}: a folder, which must hold only sessions of pytest-benchmark as JSON")
         return join_sessions(files)
-    return decode_report_or_journal(read_file(path), str(path))
+    return decode_report_or_journal(read_file(path), str(path), lean=lean)
 
 
-def decode_report_or_journal(data: bytes, name: str) -> Report:
+def decode_report_or_journal(data: bytes, name: str, *, lean: bool = False) -> Report:
     """Decode a journal if ``name`` has its suffix, else a report, or raise ``ReportError``."""
     if name.endswith(JOURNAL_SUFFIX):
         return _decode_journal(data, name)
     if is_timings(data):
         return decode_timings(data, name)
-    return decode_report(data, name)
+    return decode_lean_report(data, name) if lean else decode_report(data, name)
 
 
 def read_paired_report(path: Path) -> PairedReport:

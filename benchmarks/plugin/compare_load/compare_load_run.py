@@ -36,7 +36,7 @@ from pathlib import Path
 from pytest_llenergy.compare.comparison import Criterion, compare_reports
 from pytest_llenergy.report.store import read_report
 started, cpu = time.perf_counter(), time.process_time()
-base, head = (read_report(Path(name)) for name in sys.argv[1:])
+base, head = (read_report(Path(name), lean=True) for name in sys.argv[1:])
 loaded, cpu_loaded = time.perf_counter(), time.process_time()
 compared = compare_reports(base, head, ("base", "head"), [Criterion(gated=True)])
 done, cpu_done = time.perf_counter(), time.process_time()

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comparisons read: the same verdicts from half of it, and no broken report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from pytest_llenergy.compare.case import Criterion
+from pytest_llenergy.compare.comparison import compare_reports
+from pytest_llenergy.errors import ReportError
+from pytest_llenergy.record.metrics import ROUND_METRICS
+from pytest_llenergy.record.record import Flag, WindowRecord
+from pytest_llenergy.record.report import Report, decode_lean_report, decode_report, encode_report
+
+from ..compare.runs import record_of, report_of, scaled
+from .reports import REPORT
+
+BASE, HEAD = (encode_report(report_of(record_of(joules=scaled(factor)))) for factor in (1.0, 1.1))
+
+
+def broken(change: Callable[[dict[str, Any]], object]) -> str:
+    data = json.loads(encode_report(REPORT))
+    change(data)
+    with pytest.raises(ReportError) as caught:
+        decode_lean_report(json.dumps(data).encode(), "base.json")
+    return str(caught.value)
+
+
+def test_comparisons_of_every_metric_are_the_same() -> None:
+    def compared(read: Callable[[bytes, str], Report]) -> object:
+        asked = [Criterion(name, gated=True) for name in ROUND_METRICS]
+        return compare_reports(read(BASE, "base"), read(HEAD, "head"), ("base", "head"), asked)
+
+    assert compared(decode_lean_report) == compared(decode_report)
+
+
+def test_every_part_of_a_report_is_read() -> None:
+    report = decode_lean_report(encode_report(REPORT), "base.json")
+    assert [record.id for record in report.records] == [record.id for record in REPORT.records]
+    assert report.records[0].rounds[0].energy_j == 12.5
+
+
+def test_the_kind_of_windows_is_read_too() -> None:
+    window = WindowRecord(
+        name="generate",
+        start_s=0.0,
+        duration_s=1.0,
+        energy_j=1.0,
+        energy_u_j=0.1,
+        energy_u_absolute_j=0.2,
+        by_domain={},
+        flags=[Flag(name="attributed", severity="note", detail="")],
+    )
+    (first, *_) = REPORT.records
+    record = msgspec.structs.replace(first, rounds=[], windows=[window])
+    data = encode_report(msgspec.structs.replace(REPORT, records=[record]))
+    kinds = [read(data, "base.json").records[0].kind for read in (decode_report, decode_lean_report)]
+    assert kinds == ["attributed", "attributed"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.update(schema_version=99), "schema version 99 is newer than 1"),
+        (lambda data: data.update(joules=1), "broken report (Object contains unknown field `joules`)"),
+        (lambda data: data["records"][0].update(joules=1), "unknown field `joules` - at `$.records[0]`"),
+        (lambda data: data["records"][0]["rounds"][0].update(joules=1), "unknown field `joules`"),
+        (lambda data: data["records"][0]["rounds"][0].pop("energy_j"), "missing required field `energy_j`"),
+        (lambda data: data["records"][0].update(status="fine"), "Invalid enum value 'fine'"),
+        (lambda data: data["records"][0].update(windows=1), "Expected `array`, got `int`"),
+    ],
+)
+def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], message: str) -> None:
+    assert message in broken(change)
+
+
+def test_a_truncated_report_is_refused() -> None:
+    with pytest.raises(ReportError, match="Input data was truncated"):
+        decode_lean_report(BASE[: len(BASE) // 2], "base.json")
