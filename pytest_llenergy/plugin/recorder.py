@@ -258,11 +258,13 @@ def deliver_unfinished(item: pytest.Item) -> None:
     """Keep the record of a test that Ctrl-C ended while it measured: what it has took long."""
     draft = draft_of(item)
     if draft.load_curve is not None:
-        rest = "loads"
-    elif draft.unfinished is not None or draft.experiment is not None:
-        rest = "rounds"
+        when = "before all loads were measured"
+    elif draft.experiment is not None:
+        when = "after it was measured"
+    elif draft.unfinished is not None:
+        when = "before all rounds were measured"
     elif any(window.ended for window in draft.windows):
-        rest = "windows"
+        when = "before all windows were measured"
     else:
         return
     report = pytest.TestReport(
@@ -270,9 +272,7 @@ def deliver_unfinished(item: pytest.Item) -> None:
         location=item.location,
         keywords={},
         outcome="failed",
-        longrepr=f"interrupted before all {rest} were measured"
-        if draft.experiment is None
-        else "interrupted after it was measured",
+        longrepr=f"interrupted {when}",
         when="call",
     )
     deliver_record(item, report, with_hook=False)

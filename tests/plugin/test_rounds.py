@@ -95,7 +95,9 @@ def test_wrong_values_are_one_line_at_collection(quick: pytest.Pytester) -> None
     result = quick.runpytest()
     assert result.ret == pytest.ExitCode.INTERRUPTED
     accepted = "(it takes: rounds, warmup, target, budget, iterations, flops)"
-    assert [line for line in result.outlines if "@pytest.mark.energy_options" in line] == [
+    assert [
+        line for line in result.outlines if line.startswith("test_") and "@pytest.mark.energy_options" in line
+    ] == [
         f"test_{index:02}.py::test_it: @pytest.mark.energy_options: {why} {accepted}"
         for index, why in enumerate(WRONG.values())
     ]
