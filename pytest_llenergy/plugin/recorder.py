@@ -245,12 +245,14 @@ def deliver_record(item: pytest.Item, report: pytest.TestReport, *, with_hook: b
     if with_hook:
         record = item.ihook.pytest_llenergy_record(item=item, record=record) or record
     hosts = escape_surrogates(msgspec.to_builtins(draft.gang.environments)) if draft.gang is not None else {}
+    # Other plugins, such as pytest-reportlog, find it there.
+    built = report.__dict__["llenergy"] = to_primitives(record)
     controller = item.config.pluginmanager.get_plugin("llenergy-controller")
     with hold_interrupts():
         if controller is not None:
-            controller.add_record(to_primitives(record), hosts)
+            controller.add_record(built, hosts)
         else:
-            worker_input_of(item.config).send(RECORD, [to_primitives(record), hosts])
+            worker_input_of(item.config).send(RECORD, [built, hosts])
         draft.delivered = True
 
 
