@@ -194,7 +194,7 @@ def prepare(request: Request, directory: Path, say: Callable[[str], None]) -> Pr
         say(line)
     finished = len(list(state.directory.glob("sessions*/*/end")))
     if finished:
-        say(f"resuming a stopped comparison: {finished} sessions are finished (--fresh measures them again)")
+        say(f"resuming a stopped comparison: {finished} sessions are finished")
         notes = [*notes, f"{finished} sessions were measured before a stop"]
     else:
         say(f"{schedule.stages} pairs of rounds: at most {sum(schedule.pairs)} pairs of sessions")
