@@ -11,10 +11,10 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TextIO
+from typing import TextIO
 
 import msgspec
 
@@ -176,23 +176,9 @@ def _run(
             poll(printed)
 
 
-def run_step(words: Sequence[str], directory: Path, environment: Mapping[str, str], output: IO[bytes]) -> int:
-    """Run a step before the sessions, which ends with this process. Returns its exit code."""
-    process = subprocess.Popen(
-        words,
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=partial(_prepare_child, os.getpid(), signal.SIGKILL),
-    )
-    try:
-        return process.wait()
-    except BaseException:
-        _signal_group(process, signal.SIGKILL)
-        raise
+def run_step(side: Side, words: Sequence[str], environment: Mapping[str, str], log: Path) -> int:
+    """Run a step in the checkout of a side, before its sessions. Returns its exit code."""
+    return _run(replace(side, directory=side.root, measured=None), words, environment, log, lambda _: None)
 
 
 def _prepare_child(parent_pid: int, at_its_end: signal.Signals) -> None:

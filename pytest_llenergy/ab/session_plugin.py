@@ -36,9 +36,7 @@ class Watch:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.failed = self.failed or report.failed
-
-    def pytest_llenergy_record(self, record: Any) -> None:
-        self.measured = True
+        self.measured = self.measured or hasattr(report, "llenergy")
 
     # pytest.exit() calls this too, with any exit code.
     def pytest_keyboard_interrupt(self) -> None:

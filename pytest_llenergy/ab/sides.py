@@ -284,13 +284,12 @@ def _set_up(side: Side, setup: str, code: str, state: State, say: Callable[[str]
             ("python -m venv", [sys.executable, *VENV_COMMAND, str(venv)], side.environment),
             (f"--setup {setup!r}", ["sh", "-c", setup], quiet),
         )
-        with log.open("wb") as file:
-            for what, words, variables in steps:
-                if (status := run_step(words, side.root, variables, file)) != 0:
-                    line = show_failure(log, say)
-                    raise PlanError(
-                        f"{side.name}: {what} failed with exit code {status}: {line!r}; the whole log: {log}"
-                    )
+        for what, words, variables in steps:
+            if (status := run_step(side, words, variables, log)) != 0:
+                line = show_failure(log, say)
+                raise PlanError(
+                    f"{side.name}: {what} failed with exit code {status}: {line!r}; the whole log: {log}"
+                )
         ready.write_text(inputs)
     python = (str(venv / "bin" / "python"), *side.python[1:]) if side.python else ()
     return replace(side, venv=venv, python=python, environment=environment)
