@@ -7,50 +7,48 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from pytest_llenergy.energy.meters.base import Meter, MeterSpec, Targets
+from pytest_llenergy.energy.meters.base import Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, Selection, open_meters
+from pytest_llenergy.energy.trace import Trace
 from pytest_llenergy.energy.window_meters import LocalWindows
-from pytest_llenergy.errors import LLEnergyError, MeterError, WorkerError
+from pytest_llenergy.errors import MeterError
 from pytest_llenergy.measure.local_meters import LocalMeters
-from pytest_llenergy.ranks.pickling import load_call
-from pytest_llenergy.record.text import one_line
 
 
-class AgentMeters:
-    """Answers the calls ``rounds.*`` or ``windows.*`` of an agent; ``open`` comes first.
+class RoundMeters:
+    """Answers the calls ``rounds.*`` with the methods of ``LocalMeters``; ``open`` comes first.
 
-    What is not a method here is one of the opened meters. A function that it returns is called at once.
+    A function that a method returns is called at once.
     """
 
-    def __init__(self, make: Callable[[Selection, Sequence[str]], Any]) -> None:
-        self._make = make
+    def __init__(self, _link: Any) -> None:
         self._opened: Any = None
         # How the counters are read at present, outside rounds.
         self._mode = ExitStack()
         self._end = ExitStack()
 
     def open(
-        self, boards: Sequence[str], names: Sequence[str], require_measured: bool, specs: Sequence[bytes]
+        self, host: str, boards: Sequence[str], names: Sequence[str], require_measured: bool
     ) -> Sequence[str]:
-        """Open the meters of these boards, of the CPU without boards, also those of ``dump_meters``.
+        """Open the meters of these boards, of the CPU without boards. Returns why some were not opened.
 
-        Returns why some were not opened.
+        The names of domains begin with that of the host.
         """
         self.close()
-        extra = [load_call(each) for each in specs]
-        registry = MeterRegistry([_fail_in_one_line(make(*arguments)) for make, arguments, _ in extra])
-        selection = open_meters(names, registry, Targets(tuple(boards)), require_measured=require_measured)
-        self._opened = self._make(selection, boards)
-        self._end.callback(getattr(self._opened, "stop", selection.close))
+        targets = Targets(tuple(boards))
+        selection = open_meters(names, MeterRegistry(), targets, require_measured=require_measured)
+        self._end.callback(selection.close)
+        self._opened, trace = self._make(selection, boards)
+        for series in trace:
+            series.domain = series.domain._replace(name=f"{host}/{series.domain.name}")
         return selection.reasons
 
-    def enter(self) -> float | None:
-        """Start the readings of rounds. Returns the load average before."""
-        opened = self._opened
-        opened.__enter__()
+    def start(self) -> float | None:
+        """Start the readings. Returns the load average before, if known."""
+        self._opened.__enter__()
         self._end.pop_all()
-        self._end.callback(opened.__exit__)
-        load_average: float | None = opened.load_average
+        self._end.callback(self._opened.__exit__)
+        load_average: float | None = self._opened.load_average
         return load_average
 
     def set_mode(self, name: str | None) -> None:
@@ -78,27 +76,20 @@ class AgentMeters:
 
         return call
 
-
-def open_rounds(_link: Any) -> AgentMeters:
-    """Return what answers the calls ``rounds.*``."""
-    return AgentMeters(LocalMeters)
-
-
-def open_windows(_link: Any) -> AgentMeters:
-    """Return what answers the calls ``windows.*``. A window may contain rounds, so it has its own meters."""
-    return AgentMeters(lambda selection, _boards: LocalWindows(selection))
+    def _make(self, selection: Selection, boards: Sequence[str]) -> tuple[Any, Trace]:
+        opened = LocalMeters(selection, boards)
+        return opened, opened.trace
 
 
-def _fail_in_one_line(spec: MeterSpec) -> MeterSpec:
-    """Return a meter of the user whose errors are not shown with the code of the agent."""
+class WindowMeters(RoundMeters):
+    """Answers the calls ``windows.*``. A window may contain rounds, so it has meters of its own."""
 
-    def open_meter(*arguments: Any) -> Sequence[Meter]:
-        try:
-            return spec.open(*arguments)
-        except LLEnergyError:
-            raise
-        except Exception as error:  # code of the user, which may raise anything
-            message = one_line(f"{spec.name}: {type(error).__name__}: {error}")
-            raise WorkerError(message) from None
+    def start(self) -> None:
+        """Start the readings, and wait for the first tick of every counter."""
+        self._opened.start()()
+        self._end.pop_all()
+        self._end.callback(self._opened.stop)
 
-    return spec._replace(open=open_meter)
+    def _make(self, selection: Selection, _boards: Sequence[str]) -> tuple[Any, Trace]:
+        opened = LocalWindows(selection)
+        return opened, opened.series

@@ -4,33 +4,35 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.devices.allocation import ShortageError, select_devices
-from pytest_llenergy.devices.board_settings import (
-    GpuSettings,
-    SettingsRefusedError,
-    apply_settings,
-    restore_left_changes,
-)
+import psutil
+
+from pytest_llenergy.devices.allocation import ShortageError, list_leasable, select_devices
+from pytest_llenergy.devices.board_settings import restore_left_changes
 from pytest_llenergy.devices.cpu import usable_cpus
+from pytest_llenergy.devices.environment import collect_environment
+from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.locks import Held, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.timeouts import ENDED_PROCESS_LISTED_S
 from pytest_llenergy.devices.visibility import OVERRIDE
+from pytest_llenergy.energy.meters.base import Targets
+from pytest_llenergy.energy.meters.select import MeterFacts, list_meters
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.hosts.connection import Link, free_ports, interface_to
+from pytest_llenergy.hosts.connection import Link
 from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
-from pytest_llenergy.record.record import BoardSettings, Flag
+from pytest_llenergy.record.environment import Board, Environment
+from pytest_llenergy.record.record import Flag
 
 #: Variables that describe a host or its session. Ranks get those of their own host, and all others from
 #: pytest's environment.
@@ -47,11 +49,12 @@ HOST_VARIABLES = frozenset(
 class LeaseAnswer:
     """Leased devices of a host, or why it has none for the test.
 
-    ``shortage`` is why it has fewer devices than requested, ``busy`` which processes use the leased devices
-    without a lease. A reader of the record must know the ``flags``.
+    Its ranks may use the logical ``cpus``. ``shortage`` is why it has fewer devices than requested, ``busy``
+    which processes use the leased devices without a lease. A reader of the record must know the ``flags``.
     """
 
     lease: Lease = field(default=Lease(devices=()))
+    cpus: Sequence[int] = ()
     shortage: str | None = None
     busy: str | None = None
     flags: Sequence[Flag] = ()
@@ -66,29 +69,35 @@ class AgentRanks:
         #: By group and number: what returns the last lines of a rank.
         self._tails: dict[str, dict[int, Callable[[], list[str]]]] = {}
         self._held: Held | None = None
-        self._lease = Lease(devices=())
-        self._end_settings = ExitStack()
         self._search_path = list(sys.path)
 
     def close(self) -> None:
-        """Put settings back, which comes first since little time is left, end the ranks, free the devices."""
-        try:
-            self.restore_boards()
-        finally:
-            if self._host is not None:
-                self._host.close()
-            self.release()
+        """End the ranks, free the devices."""
+        if self._host is not None:
+            self._host.close()
+        self.release()
 
-    def usable_cpus(self) -> tuple[int, ...]:
-        """Return the logical CPUs that ranks may use."""
-        return tuple(usable_cpus())
+    def environment(self) -> Environment:
+        """Return machine and packages, for the record."""
+        return collect_environment()
+
+    def inventory(self) -> tuple[Sequence[Board], Sequence[MeterFacts]]:
+        """Return GPUs in PCI order and meters, for ``llenergy doctor``. That takes seconds."""
+        gpus = find_gpus()
+        uuids = sorted(list_leasable(gpus, None, os.environ).uuids, key=gpus.index)
+        targets = [Targets(), *(Targets((uuid,)) for uuid in uuids)]
+        return [*map(gpus.device, uuids)], [each for one in targets for each in list_meters(one)]
 
     # Devices
 
     def lease(
         self, request: GpuRequest | None, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
     ) -> LeaseAnswer:
-        """Lease devices for the ranks that start from now on; see ``RemoteHost.lease``."""
+        """Lease devices for ranks that start from now on, instead of earlier ones.
+
+        It waits ``wait_s`` in the queue, and ``busy_timeout_s`` for processes without a lease. ``exclusive``
+        is whether the ``test`` needs the host for itself. Raises ``DeviceError`` if they do not become free.
+        """
         self.release()
         try:
             possible = select_devices(request)
@@ -100,44 +109,18 @@ class AgentRanks:
         possible = replace(possible, order=tuple(choice.devices[0] for choice in ordered))
         host = (DeviceLock(CPU, shared=not exclusive),) if possible.uuids else ()
         self._held = acquire(possible.request(host), wait_s, test)
-        self._lease = possible.select(self._held.chosen)
-        directory = open_lock_directory()
-        try:
-            restore_left_changes(directory, self._lease.uuids)
-        finally:
-            directory.close()
-        occupancy = wait_until_free(self._lease.uuids, busy_timeout_s)
-        if occupancy.ending:
-            occupancy = wait_until_free(self._lease.uuids, ENDED_PROCESS_LISTED_S)
+        lease = possible.select(self._held.chosen)
+        with closing(open_lock_directory()) as directory:
+            restore_left_changes(directory, lease.uuids)
+        occupancy = wait_until_free(lease.uuids, busy_timeout_s)
         busy = occupancy.message if occupancy.state == "busy" else None
-        return LeaseAnswer(self._lease, busy=busy, flags=occupancy.flags)
+        return LeaseAnswer(lease, tuple(usable_cpus()), busy=busy, flags=occupancy.flags)
 
     def release(self) -> None:
-        """Release the devices, whose settings are put back before."""
+        """Release the devices."""
         held, self._held = self._held, None
-        try:
-            self.restore_boards()
-        finally:
-            if held is not None:
-                held.release()
-
-    def change_boards(self, settings: GpuSettings) -> Sequence[BoardSettings] | str:
-        """Apply settings to the leased boards until ``restore_boards``, or return why that is not allowed."""
-        descriptors = () if self._held is None else self._held.lend_descriptors()
-        with ExitStack() as end:
-            directory = open_lock_directory()
-            end.callback(directory.close)
-            try:
-                applied = end.enter_context(apply_settings(settings, self._lease, directory, descriptors))
-            except SettingsRefusedError as error:
-                return str(error)
-            self._end_settings = end.pop_all()
-        return applied
-
-    def restore_boards(self) -> None:
-        """Put the settings back, if any were changed."""
-        end, self._end_settings = self._end_settings, ExitStack()
-        end.close()
+        if held is not None:
+            held.release()
 
     # Ranks
 
@@ -159,8 +142,7 @@ class AgentRanks:
             os.chdir(directory)
         own = [path for path in self._search_path if path not in sys_path]
         sys.path[:] = [*filter(os.path.exists, sys_path), *own]
-        with _failures_in_one_line():
-            self._host.prepare(group, _on_this_host(environment), preload, timeout_s)
+        self._host.prepare(group, _on_this_host(environment), preload, timeout_s)
 
     def start(
         self,
@@ -176,8 +158,7 @@ class AgentRanks:
             raise WorkerError(f"has no interpreter {python}, which the backend runs in")
         boot = {**boot, "sys_path": None if python is not None else sys.path}
         lease = () if self._held is None else self._held.lend_descriptors()
-        with _failures_in_one_line():
-            started = self._local.start(group, rank, _on_this_host(environment), boot, lease, python)
+        started = self._local.start(group, rank, _on_this_host(environment), boot, lease, python)
         self._tails.setdefault(group, {})[rank] = started.tail
         self._link.attach(channel, started.connection)
         return started.pid, started.forked
@@ -188,11 +169,22 @@ class AgentRanks:
 
     def free_ports(self) -> list[int]:
         """Return two ports for the ranks of several hosts."""
-        return free_ports(2)
+        probes = [socket.create_server(("", 0)) for _ in range(2)]
+        ports = [int(each.getsockname()[1]) for each in probes]
+        for each in probes:
+            each.close()
+        return ports
 
     def interface_to(self, address: str) -> str | None:
-        """Return the interface of this host to an address."""
-        return interface_to(address)
+        """Return the interface that packets to an address leave by."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 1))
+            own = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(each.address == own for each in addresses):
+                return name
+        # The whole network 127.0.0.0/8 is the loopback interface's.
+        return "lo" if own.startswith("127.") else None
 
     def tail(self, group: str, rank: int) -> list[str]:
         """Return the last lines of a rank."""
@@ -209,15 +201,6 @@ class AgentRanks:
         if self._host is None:
             raise WorkerError("ranks were not prepared")
         return self._host
-
-
-@contextmanager
-def _failures_in_one_line() -> Iterator[None]:
-    """Report a file that cannot be written, such as the log of a rank, without the code of the agent."""
-    try:
-        yield
-    except OSError as error:
-        raise WorkerError(f"its ranks cannot be started: {error}") from None
 
 
 def _on_this_host(environment: Mapping[str, str]) -> dict[str, str]:

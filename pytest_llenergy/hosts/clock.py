@@ -10,7 +10,6 @@ that each clock keeps its rate.
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,33 +19,14 @@ from itertools import pairwise
 #: within 50; an NTP client that corrects an error may exceed it.
 DRIFT_PPM = 100
 
-#: Sleep longer than this counts as a suspend (nanoseconds). It must exceed the pauses of a busy host between
-#: the readings of the two clocks that show it.
-SUSPEND_NS = 100_000_000
-
 
 @dataclass(frozen=True)
 class Exchange:
-    """One reading of the remote clock between two of the local one.
-
-    ``suspended_ns`` is how long the local and the remote host have slept since their start, each with an
-    unknown constant added (``read_suspended_ns``).
-    """
+    """One reading of the remote clock between two of the local one."""
 
     sent_ns: int
     remote_ns: int
     received_ns: int
-    suspended_ns: tuple[int, int] = (0, 0)
-
-    @property
-    def round_trip_ns(self) -> int:
-        """Time between the local readings."""
-        return self.received_ns - self.sent_ns
-
-    @property
-    def middle_ns(self) -> int:
-        """The local moment half-way."""
-        return (self.sent_ns + self.received_ns) // 2
 
 
 @dataclass(frozen=True)
@@ -63,31 +43,22 @@ class Offset:
         return self.bound_ns / math.sqrt(3)
 
 
-@dataclass(frozen=True)
-class _Point:
-    """What one group of exchanges shows."""
-
-    offset: Offset
-    suspended_ns: tuple[int, int]
-
-
-def read_suspended_ns() -> int:
-    """Return how long this host has slept, plus a constant; 0 where the system does not report it."""
-    boot = getattr(time, "CLOCK_BOOTTIME", None)
-    return 0 if boot is None else time.clock_gettime_ns(boot) - time.monotonic_ns()
-
-
 class ClockLine:
     """The remote clock over a run: groups of exchanges, and a line between each two of them."""
 
     def __init__(self) -> None:
-        self._points: list[_Point] = []
+        self._points: list[Offset] = []
 
     def add(self, exchanges: Sequence[Exchange]) -> Offset:
         """Add a group of exchanges, later than all before. Returns the offset that it shows."""
-        point = _evaluate(exchanges)
-        self._points.append(point)
-        return point.offset
+        # The remote reading of the fastest one was made between the two local ones.
+        best = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
+        lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
+        middle_ns = (best.sent_ns + best.received_ns) // 2
+        # Half a nanosecond is lost by rounding down.
+        found = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, middle_ns)
+        self._points.append(found)
+        return found
 
     def offset(self, local_ns: int) -> Offset:
         """Return the offset at a local moment, from the groups on both sides of it.
@@ -97,12 +68,12 @@ class ClockLine:
         Raises:
             IndexError: No exchange was added.
         """
-        after = bisect_right(self._points, local_ns, key=lambda point: point.offset.at_ns)
+        after = bisect_right(self._points, local_ns, key=lambda point: point.at_ns)
         if after in (0, len(self._points)):
-            nearest = self._points[0 if after == 0 else -1].offset
+            nearest = self._points[0 if after == 0 else -1]
             drift_ns = abs(local_ns - nearest.at_ns) * DRIFT_PPM / 1e6
             return Offset(nearest.offset_ns, nearest.bound_ns + drift_ns, local_ns)
-        left, right = self._points[after - 1].offset, self._points[after].offset
+        left, right = self._points[after - 1], self._points[after]
         passed_ns, span_ns = local_ns - left.at_ns, right.at_ns - left.at_ns
         # In integers: hosts that have run for years differ by more nanoseconds than a float resolves.
         offset_ns = left.offset_ns + (right.offset_ns - left.offset_ns) * passed_ns // span_ns
@@ -115,7 +86,7 @@ class ClockLine:
 
     def to_local(self, remote_ns: int) -> int:
         """Return the local moment of a reading of the remote clock."""
-        local_ns = remote_ns - self._points[-1].offset.offset_ns
+        local_ns = remote_ns - self._points[-1].offset_ns
         # The offset changes so slowly that each step removes all but a ten-thousandth of the error.
         for _ in range(3):
             local_ns = remote_ns - self.offset(local_ns).offset_ns
@@ -126,7 +97,7 @@ class ClockLine:
 
         The reason continues a sentence that begins with the name of the host.
         """
-        moments = [point.offset.at_ns for point in self._points]
+        moments = [point.at_ns for point in self._points]
         first = max(0, bisect_right(moments, begin_ns) - 1)
         points = self._points[first : bisect_right(moments, end_ns) + 1]
         for left, right in pairwise(points):
@@ -136,28 +107,11 @@ class ClockLine:
         return None
 
 
-def _evaluate(exchanges: Sequence[Exchange]) -> _Point:
-    """Return what the fastest exchange shows: its remote reading was made between the two local ones."""
-    best = min(exchanges, key=lambda exchange: exchange.round_trip_ns)
-    lowest, highest = best.remote_ns - best.received_ns, best.remote_ns - best.sent_ns
-    # Half a nanosecond is lost by rounding down.
-    offset = Offset((lowest + highest) // 2, (highest - lowest) / 2 + 0.5, best.middle_ns)
-    # A pause between the readings of the two clocks makes a value too small.
-    local, remote = zip(*(each.suspended_ns for each in exchanges), strict=True)
-    return _Point(offset, (max(local), max(remote)))
-
-
-def _explain_change(left: _Point, right: _Point) -> str | None:
-    slept_ns = [after - before for before, after in zip(left.suspended_ns, right.suspended_ns, strict=True)]
-    for whose, each_ns in zip(("is measured by a host that ", ""), slept_ns, strict=True):
-        if abs(each_ns) > SUSPEND_NS:
-            return f"{whose}slept for {each_ns / 1e9:.3g} s (suspend)"
-    moved_ns = right.offset.offset_ns - left.offset.offset_ns
-    span_ns = right.offset.at_ns - left.offset.at_ns
-    if abs(moved_ns) <= left.offset.bound_ns + right.offset.bound_ns + span_ns * DRIFT_PPM / 1e6:
+def _explain_change(left: Offset, right: Offset) -> str | None:
+    moved_ns, span_ns = right.offset_ns - left.offset_ns, right.at_ns - left.at_ns
+    if abs(moved_ns) <= left.bound_ns + right.bound_ns + span_ns * DRIFT_PPM / 1e6:
         return None
-    rate = moved_ns / span_ns * 1e6
     return (
-        f"has a clock that moved by {moved_ns / 1e6:.3g} ms against pytest's within {span_ns / 1e9:.3g} s: "
-        f"{rate:.3g} parts per million; at most {DRIFT_PPM} are normal"
+        f"has a clock that moved by {moved_ns / 1e6:.3g} ms against pytest's within {span_ns / 1e9:.3g} s; "
+        f"at most {DRIFT_PPM} parts per million are normal"
     )

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leases on the hosts of a cluster (``--energy-cluster``), which the tests of a run use one after another.
 
-Agents, leases and ranks stay for the next test if it asks for the same. An idle gang is given back soon,
-since other runs may wait for its hosts. A worker of pytest-xdist gives it back at once, for other workers.
+Agents, leases and ranks stay for the next test if it asks for the same. A worker of pytest-xdist gives them
+back after each test, for other workers.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +17,18 @@ import msgspec
 
 from pytest_llenergy.devices.lease import Lease, join_leases
 from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.errors import DeviceError, LeaseTimeoutError, WorkerError
+from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
 from pytest_llenergy.hosts.agent_ranks import LeaseAnswer
 from pytest_llenergy.hosts.launchers import Cluster, Gang, NeverError, Shape, choose_shape
 from pytest_llenergy.hosts.remote_host import RemoteHost
-from pytest_llenergy.hosts.timeouts import DESCRIBE_TIMEOUT_S
+from pytest_llenergy.hosts.timeouts import ANSWER_TIMEOUT_S, METERS_TIMEOUT_S
 from pytest_llenergy.ranks.plan import HostDevices
 from pytest_llenergy.ranks.pool import RankPool
-from pytest_llenergy.record.environment import Environment, hardware_facts, is_same_boot
+from pytest_llenergy.record.environment import Environment, is_same_boot
 from pytest_llenergy.record.record import Flag
 
 #: How long an agent waits for devices before pytest reports who holds them (seconds).
 WAIT_S = 3.0
-
-#: A start that failed after this long or longer is not tried again (seconds).
-SLOW_START_S = 10.0
-
-#: How long an idle gang is kept for the next test (seconds).
-IDLE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,15 +67,11 @@ class GangLease:
 
 @dataclass
 class _Held:
-    """A gang, and what the last test leased on its hosts.
-
-    ``request`` is that of the test, and ``share`` what it asks of each host.
-    """
+    """A gang, and what the last test requested and leased on its hosts."""
 
     shape: Shape
     gang: Gang
     request: GpuRequest | None = None
-    share: GpuRequest | None = None
     lease: GangLease | None = None
 
     @property
@@ -110,14 +99,9 @@ class BusyBoardsError(DeviceError):
     """Other processes still used boards without a lease when the wait for them ended."""
 
 
-def _share_of_host(request: GpuRequest, shape: Shape) -> GpuRequest:
-    """Return what a request asks of each host, without what concerns only all of them."""
-    return replace(
-        request, n=shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False, roles={}
-    )
-
-
-def _refuse_same(hosts: Mapping[str, RemoteHost], leases: Mapping[str, Lease], *, exclusive: bool) -> None:
+def _refuse_same(
+    hosts: Mapping[str, RemoteHost], leased: Mapping[str, LeaseAnswer], *, exclusive: bool
+) -> None:
     """Refuse hosts that show the same board or machine, whose energy would be counted twice.
 
     Raises:
@@ -125,7 +109,7 @@ def _refuse_same(hosts: Mapping[str, RemoteHost], leases: Mapping[str, Lease], *
     """
     owners: dict[str, str] = {}
     for name, host in hosts.items():
-        for uuid in leases[name].uuids:
+        for uuid in leased[name].lease.uuids:
             if (other := owners.setdefault(uuid, name)) != name:
                 raise DeviceError(f"{other} and {name} both show {uuid}: give each board to one of them")
         for other in hosts if exclusive else ():
@@ -156,11 +140,6 @@ class GangKeeper:
         self._lost: dict[str, str] = {}
         #: Machine and packages of each host that was used, by name.
         self._environments: dict[str, Environment] = {}
-        #: Why gangs did not start although that took long: they would only fail again.
-        self._failed: dict[Shape, str] = {}
-        # Held while a gang is given back, so that no test gets it meanwhile.
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
 
     def lease(
         self, request: GpuRequest, test: str, *, exclusive: bool, on_wait: Callable[[str], None]
@@ -178,72 +157,47 @@ class GangKeeper:
             DeviceError: They did not become free in time.
             WorkerError: An agent does not start, or a host was lost.
         """
-        with self._lock:
-            self._stop_timer()
-            held = self._held
-            if held is not None and self._note_lost(held):
-                self._give_back()
-            elif held is not None and held.lease is not None and held.request == request:
-                return held.lease
-            offers = [each for each in self._cluster.offers() if each.name not in self._lost]
-            shape = choose_shape(request, offers)
-            held = self._held
-            if held is None or held.shape != shape:
-                self._give_back()
-                held = self._held = self._start(shape, on_wait)
-            elif held.lease is not None and held.share == _share_of_host(request, shape):
-                # The same devices, requested with another ``per_host`` or fallback.
-                held.request = request
-                return held.lease
-            try:
-                return self._lease_devices(held, request, test, exclusive, on_wait)
-            except BaseException:
-                self._note_lost(held)
-                self._give_back()
-                raise
+        held = self._held
+        if held is not None and self._note_lost(held):
+            self.give_back()
+        elif held is not None and held.lease is not None and held.request == request:
+            return held.lease
+        offers = [each for each in self._cluster.offers() if each.name not in self._lost]
+        shape = choose_shape(request, offers)
+        held = self._held
+        if held is None or held.shape != shape:
+            self.give_back()
+            gang = self._cluster.gang(shape, self._options.lease_timeout, on_wait, self._lost)
+            held = self._held = _Held(shape, gang)
+        try:
+            return self._lease_devices(held, request, test, exclusive, on_wait)
+        except BaseException:
+            self._note_lost(held)
+            self.give_back()
+            raise
 
     def finish_test(self) -> None:
-        """Keep hosts and ranks for the next test, for a while."""
-        with self._lock:
-            held = self._held
-            if held is None:
-                return
-            if not self._keeps or self._note_lost(held):
-                self._give_back()
-                return
-            if not self._pool.uses(held.hosts):
-                self._release(held)
-            self._timer = threading.Timer(IDLE_S, self._expire)
-            self._timer.daemon = True
-            self._timer.start()
+        """Keep hosts and ranks for the next test, if it may use them."""
+        held = self._held
+        if held is None:
+            return
+        if not self._keeps or self._note_lost(held):
+            self.give_back()
+        elif not self._pool.uses(held.hosts):
+            self._release(held)
 
     def give_back(self) -> None:
-        """Give an idle gang back at once, since its end would disturb a test on pytest's own host."""
-        with self._lock:
-            self._stop_timer()
-            self._give_back()
+        """Give an idle gang back: its end would disturb a test on pytest's own host."""
+        held, self._held = self._held, None
+        if held is not None:
+            # The ranks first. The agents release the devices when they end, even one that waits for some.
+            self._pool.use_hosts({})
+            held.gang.close()
 
     def close(self) -> None:
         """Give everything back, after the ranks were closed."""
-        with self._lock:
-            self._stop_timer()
-            self._give_back()
-            self._cluster.close()
-
-    def _start(self, shape: Shape, on_wait: Callable[[str], None]) -> _Held:
-        options = self._options
-        if shape in self._failed:
-            raise WorkerError(f"not started again: {self._failed[shape]}")
-        begin_s = time.monotonic()
-        try:
-            gang = self._cluster.gang(shape, options.lease_timeout, on_wait, self._lost)
-        except WorkerError as error:
-            if time.monotonic() - begin_s >= SLOW_START_S:
-                self._failed[shape] = str(error)
-            raise
-        for host in gang.hosts:
-            host.start_method, host.logs = options.start_method, options.rank_logs
-        return _Held(shape, gang)
+        self.give_back()
+        self._cluster.close()
 
     def _lease_devices(
         self,
@@ -256,21 +210,26 @@ class GangKeeper:
         """Lease the devices on each host, in an order in which no two runs wait for each other."""
         self._pool.use_hosts({})
         self._release(held)
-        held.request, held.share = request, _share_of_host(request, held.shape)
-        leases: dict[str, Lease] = {}
-        flags: list[Flag] = []
+        # Of each host, without what concerns only all of them.
+        share = replace(
+            request, n=held.shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False, roles={}
+        )
+        found: dict[str, LeaseAnswer] = {}
         hosts = held.hosts
-        for name in sorted(hosts):
-            found = self._lease_on(hosts[name], held.share, test, exclusive, on_wait)
-            leases[name] = found.lease
-            flags += [msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}") for flag in found.flags]
-        _refuse_same(hosts, leases, exclusive=exclusive)
-        devices = [HostDevices(name, leases[name], host.usable_cpus()) for name, host in hosts.items()]
+        for name, host in sorted(hosts.items()):
+            host.start_method, host.logs = self._options.start_method, self._options.rank_logs
+            found[name] = self._lease_on(host, share, test, exclusive, on_wait)
+        _refuse_same(hosts, found, exclusive=exclusive)
+        devices = [HostDevices(name, found[name].lease, found[name].cpus) for name in hosts]
+        flags = [
+            msgspec.structs.replace(flag, detail=f"{name}: {flag.detail}")
+            for name, each in found.items()
+            for flag in each.flags
+        ]
         environments = self._describe(held.gang.hosts)
-        if unlike := describe_unlike(environments):
-            flags.append(Flag(name="host", severity="note", detail=unlike))
         self._pool.use_hosts(hosts)
         lease = join_leases([each.lease for each in devices])
+        held.request = request
         held.lease = GangLease(lease, devices, held.gang.hosts, environments, flags)
         return held.lease
 
@@ -287,19 +246,17 @@ class GangKeeper:
         begin_s = time.monotonic()
         while True:
             passed_s = time.monotonic() - begin_s
+            # An agent that waits answers nothing else, such as a request to stop waiting.
+            wait_s, busy_timeout_s = (
+                min(max(0.0, limit_s - passed_s), WAIT_S)
+                for limit_s in (options.lease_timeout, options.busy_timeout)
+            )
+            given = (request, exclusive, wait_s, busy_timeout_s, test)
             try:
-                # An agent that waits answers nothing else, such as a request to stop waiting.
-                answer = host.lease(
-                    request,
-                    exclusive=exclusive,
-                    wait_s=min(max(0.0, options.lease_timeout - passed_s), WAIT_S),
-                    busy_timeout_s=min(max(0.0, options.busy_timeout - passed_s), WAIT_S),
-                    test=test,
-                )
+                answer: LeaseAnswer = host.call("ranks.lease", ANSWER_TIMEOUT_S, *given)
             except LeaseTimeoutError as error:
                 if passed_s + WAIT_S >= options.lease_timeout:
-                    total = f"{error}; {options.lease_timeout:g} s in all (--energy-lease-timeout)"
-                    raise LeaseTimeoutError(total) from None
+                    raise
                 on_wait(str(error))
                 continue
             if answer.shortage is not None:
@@ -313,8 +270,8 @@ class GangKeeper:
     def _describe(self, hosts: Sequence[RemoteHost]) -> dict[str, Environment]:
         """Return machine and packages of each host, which is asked once in a run."""
         new = [host for host in hosts if host.name not in self._environments]
-        for host, each in zip(new, [host.begin("host.environment") for host in new], strict=True):
-            self._environments[host.name] = each.result(DESCRIBE_TIMEOUT_S)
+        for host, each in zip(new, [host.begin("ranks.environment") for host in new], strict=True):
+            self._environments[host.name] = each.result(METERS_TIMEOUT_S)
         return {host.name: self._environments[host.name] for host in hosts}
 
     def _note_lost(self, held: _Held) -> bool:
@@ -332,49 +289,3 @@ class GangKeeper:
         held.lease = held.request = None
         for host in held.hosts.values():
             host.release()
-
-    def _give_back(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            # The ranks first. The agents release the devices when they end, even one that waits for some.
-            self._pool.use_hosts({})
-            held.gang.close()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _expire(self) -> None:
-        with self._lock:
-            # A test may have begun just before.
-            if self._timer is threading.current_thread():
-                self._timer = None
-                self._give_back()
-
-
-def describe_unlike(hosts: Mapping[str, Environment]) -> str:
-    """Describe how hosts of a cluster differ in hardware and software, on one line; "" if they do not.
-
-    Args:
-        hosts: The hosts by name.
-    """
-    facts = {
-        name: {
-            **hardware_facts(each),
-            "system": each.host.system,
-            "driver": each.driver or "none",
-            "Python": each.python,
-            **each.packages,
-        }
-        for name, each in hosts.items()
-    }
-    lines = []
-    for fact in dict.fromkeys(fact for each in facts.values() for fact in each):
-        owners: dict[str, list[str]] = {}
-        for name, each in facts.items():
-            owners.setdefault(each.get(fact, "none"), []).append(name)
-        if len(owners) > 1:
-            values = (f"{value} ({', '.join(names)})" for value, names in owners.items())
-            lines.append(f"{fact}: {', '.join(values)}")
-    return "; ".join(lines)

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 import pytest_llenergy
-from pytest_llenergy.devices.allocation import list_leasable
-from pytest_llenergy.devices.environment import collect_environment, installed_version
-from pytest_llenergy.devices.inventory import find_gpus
-from pytest_llenergy.energy.meters.base import Targets
-from pytest_llenergy.energy.meters.select import MeterFacts, list_meters
-from pytest_llenergy.errors import DeviceError, WorkerError
-from pytest_llenergy.record.environment import Board, Environment, read_boot_id
+from pytest_llenergy.devices.environment import installed_version
+from pytest_llenergy.errors import WorkerError
+from pytest_llenergy.record.environment import read_boot_id
 
 #: Packages that must be alike on all hosts: ranks exchange their objects.
 PACKAGES = ("torch", "transformers")
@@ -41,14 +36,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     versions: dict[str, str]
 
 
-class HostInventory(msgspec.Struct, frozen=True):
-    """What ``llenergy doctor`` shows of a host: its GPUs in PCI order, why others are missing, its meters."""
-
-    devices: Sequence[Board]
-    devices_missing: Sequence[str]
-    meters: Sequence[MeterFacts]
-
-
 def describe() -> HostFacts:
     """Describe this host and process."""
     versions = {"Python": platform.python_version(), "pytest-llenergy": pytest_llenergy.__version__}
@@ -60,8 +47,7 @@ def describe() -> HostFacts:
 def refuse_differences(ours: HostFacts, hosts: Mapping[str, HostFacts]) -> None:
     """Refuse hosts whose Python (3.x), pytest-llenergy, torch or transformers differ, and slower processes.
 
-    The build of a package, such as ``+cu128``, must be the same on all hosts but may differ on pytest's own,
-    which may have no GPU.
+    The build of a package, such as ``+cu128``, may be another one: pytest's own host may have no GPU.
 
     Args:
         ours: pytest's own host.
@@ -70,15 +56,14 @@ def refuse_differences(ours: HostFacts, hosts: Mapping[str, HostFacts]) -> None:
     Raises:
         WorkerError: Names both sides.
     """
-    own_name = f"pytest's host {ours.host}"
     for name, facts in hosts.items():
-        first = next(iter(hosts))
-        for other_name, other, build in ((own_name, ours, False), (first, hosts[first], True)):
-            for what in (*ours.versions, *facts.versions):
-                found, expected = (each.versions.get(what, "(none)") for each in (facts, other))
-                if _compared(what, found, build=build) != _compared(what, expected, build=build):
-                    remedy = "install the same on all hosts"
-                    raise WorkerError(f"{name} has {what} {found}, and {other_name} has {expected}: {remedy}")
+        for what in dict.fromkeys((*ours.versions, *facts.versions)):
+            found, expected = (each.versions.get(what, "(none)") for each in (facts, ours))
+            if _compared(what, found) != _compared(what, expected):
+                raise WorkerError(
+                    f"{name} has {what} {found}, and pytest's host {ours.host} has {expected}: install the "
+                    "same on all hosts"
+                )
         if facts.nice > ours.nice:
             # Other processes would take the time of its ranks.
             raise WorkerError(
@@ -87,45 +72,5 @@ def refuse_differences(ours: HostFacts, hosts: Mapping[str, HostFacts]) -> None:
             )
 
 
-def _compared(what: str, version: str, *, build: bool) -> str:
-    if what == "Python":
-        return ".".join(version.split(".")[:2])
-    return version if build else version.partition("+")[0]
-
-
-class AboutHost:
-    """Answers the calls ``host.*`` of an agent."""
-
-    def close(self) -> None:
-        """Do nothing: the agent closes each of its objects."""
-
-    def environment(self) -> Environment:
-        """Return machine and packages, for the record."""
-        return collect_environment()
-
-    def inventory(self) -> HostInventory:
-        """Open the driver and every meter, which takes seconds."""
-        boards, missing = _list_devices()
-        targets = [Targets(), *(Targets((board.uuid,)) for board in boards)]
-        return HostInventory(boards, missing, [each for one in targets for each in list_meters(one)])
-
-
-def open_host(_link: Any) -> AboutHost:
-    """Return what answers the calls ``host.*``."""
-    return AboutHost()
-
-
-def _list_devices() -> tuple[list[Board], list[str]]:
-    inventory = find_gpus()
-    missing = inventory.faults
-    if inventory.driver_missing is not None:
-        missing.append(inventory.driver_missing)
-    try:
-        visible = list_leasable(inventory, None, os.environ)
-    except DeviceError as error:
-        return [], [*missing, str(error)]
-    if visible.reason is not None:
-        missing.append(visible.reason)
-    # Launchers list them in any order.
-    uuids = sorted(visible.uuids, key=inventory.index)
-    return [inventory.device(uuid) for uuid in uuids], missing
+def _compared(what: str, version: str) -> str:
+    return ".".join(version.split(".")[:2]) if what == "Python" else version.partition("+")[0]

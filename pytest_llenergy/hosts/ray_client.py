@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that speaks to Ray for pytest, which calls ``RayClient`` (see ``peer``).
+"""The process that speaks to Ray for pytest, which calls ``RayClient``, one method at a time.
 
 ``ray.init`` starts tens of threads and replaces signal handlers, so pytest's own process never calls it. When
 this process ends, in whatever way, Ray ends the actors that it has started and frees their GPUs. It ends when
@@ -15,31 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial, wraps
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any
 
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts.agent import agent_command
-from pytest_llenergy.hosts.connection import Link
-from pytest_llenergy.hosts.peer import Service
 from pytest_llenergy.lifetime import die_with_parent
-from pytest_llenergy.record.text import one_line
+from pytest_llenergy.record.text import one_line, shorten
 
 #: Time limit for a connection to the cluster's port (seconds).
 REACH_TIMEOUT_S = 5.0
-#: Interval of the checks whether a placement group has got its GPUs (seconds).
-WAIT_POLL_S = 0.02
-#: Time limit for Ray's first decision on a placement group (seconds).
-SCHEDULING_TIMEOUT_S = 5.0
+#: How long one call waits for GPUs that others hold, and the interval of its checks (seconds). Those that
+#: were just released are free then.
+WAIT_S, WAIT_POLL_S = 2.0, 0.02
 #: Interval of a holder's checks whether its agent and its raylet still run (seconds).
 HOLDER_POLL_S = 0.2
-#: Replaces the characters that separate the parts of a domain's name.
-DASHES = str.maketrans("/:", "--")
-
-Method = TypeVar("Method", bound=Callable[..., Any])
+#: How much of an error of Ray a message quotes (characters).
+QUOTED = 600
 
 
 class Holder:
@@ -86,45 +81,22 @@ class Holder:
         return f"{sys.executable} exited with {agent.returncode}: {last or 'no output'}"
 
 
-def _in_one_line(method: Method) -> Method:
-    """Report what Ray refuses in one line."""
-
-    @wraps(method)
-    def call(self: RayClient, *args: Any) -> Any:
-        try:
-            if self.address:
-                # Whatever asks a head that has ended blocks for a minute.
-                _reach(self.address)
-            return method(self, *args)
-        except WorkerError:
-            raise
-        except Exception as error:
-            own = type(error).__module__.startswith("ray.")
-            raise WorkerError(
-                _first_line(error) if own else f"{type(error).__name__}: {_first_line(error)}"
-            ) from None
-
-    return call  # type: ignore[return-value]
-
-
 class RayClient:
-    """Answers the calls ``ray.*``; ``connect`` comes first."""
+    """Answers pytest; ``connect`` comes first."""
 
     def __init__(self) -> None:
-        #: Of the control store of the cluster, once this process is connected.
-        self.address = ""
         self._ray: Any = None
         #: Placement group and actors of each gang.
         self._groups: dict[int, tuple[Any, list[Any]]] = {}
-        #: Why agents have ended, by gang and slot.
-        self._ended: dict[int, dict[int, str]] = {}
+        #: Why an agent of each gang has ended.
+        self._ended: dict[int, str] = {}
 
-    @_in_one_line
-    def connect(self, address: str) -> str:
-        """Connect to a cluster: ``HOST:PORT``, or ``auto``. Returns its address.
+    def connect(self, address: str) -> tuple[str, str]:
+        """Connect to a cluster: ``HOST:PORT``, or ``auto``. Returns its address, and that of this host in it.
 
         Raises:
-            WorkerError: There is no such cluster, or it runs another version of Ray or Python.
+            WorkerError: There is no such cluster.
+            RuntimeError: It runs another version of Ray or Python.
         """
         # With uv, Ray would send the working directory to every host and install its environment there.
         os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -134,30 +106,23 @@ class RayClient:
             _reach(address)
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        except RuntimeError as error:
-            # Such as "Version mismatch", with the versions of the cluster and of this process.
-            raise WorkerError(one_line(str(error))) from None
         except (ConnectionError, ValueError) as error:
             none = "none runs on this host; set RAY_ADDRESS, or give its address as ray:HOST:PORT"
-            raise WorkerError(none if address == "auto" else _first_line(error)) from None
+            raise WorkerError(none if address == "auto" else str(error)) from None
         self._ray = ray
-        self.address = ray.get_runtime_context().gcs_address
-        return self.address
+        return ray.get_runtime_context().gcs_address, self._list_nodes()[0]["NodeManagerAddress"]
 
-    @_in_one_line
     def offers(self) -> list[tuple[str, int]]:
         """Return the name of each host with the number of its GPUs."""
         nodes = self._list_nodes()
         gpus = [int(node["Resources"].get("GPU", 0)) for node in nodes]
-        return list(zip(_distinct_names(nodes), gpus, strict=True))
+        return list(zip(self._names().values(), gpus, strict=True))
 
-    @_in_one_line
-    def place(self, gang: int, name: str, hosts: int, per_host: int, avoid: Sequence[str]) -> bool:
+    def place(self, gang: int, hosts: int, per_host: int, avoid: Sequence[str]) -> bool:
         """Ask for the GPUs of some hosts, or of none. Returns whether there are enough hosts.
 
         Args:
             gang: Its number.
-            name: Name of the placement group, which others see while they wait.
             hosts: Number of hosts.
             per_host: GPUs of each host; 0 for hosts without GPUs.
             avoid: Names of hosts that are not used.
@@ -175,35 +140,24 @@ class RayClient:
         group = placement_group(
             [{kind: needed}] * hosts,
             strategy="STRICT_SPREAD",
-            name=name,
+            name=f"pytest-llenergy {gang} of process {os.getpid()}",
             bundle_label_selector=[labels] * hosts if labels else None,
         )
         self._groups[gang] = group, []
         return True
 
-    @_in_one_line
-    def await_group(self, gang: int, timeout_s: float) -> str | list[str]:
-        """Wait for the GPUs of a gang. Returns ``ready``, ``never``, or who holds them at the time limit."""
+    def await_group(self, gang: int) -> bool | None:
+        """Wait for the GPUs of a gang. Returns whether it can have them; None if others have held them."""
         from ray.util import placement_group_table
 
-        begin_s = time.monotonic()
-        while True:
+        deadline_s = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline_s:
             row = placement_group_table(self._groups[gang][0])
-            outcome = row["stats"]["scheduling_state"]
-            if row["state"] == "CREATED" or outcome == "INFEASIBLE":
-                return "ready" if row["state"] == "CREATED" else "never"
-            waited_s = time.monotonic() - begin_s
-            decided = outcome == "NO_RESOURCES" or waited_s > SCHEDULING_TIMEOUT_S
-            if waited_s > timeout_s and decided:
-                rows = placement_group_table().values()
-                return sorted(
-                    row["name"] or f"placement group {row['placement_group_id']}"
-                    for row in rows
-                    if row["state"] == "CREATED" and any("GPU" in each for each in row["bundles"].values())
-                )
+            if row["state"] == "CREATED" or row["stats"]["scheduling_state"] == "INFEASIBLE":
+                return bool(row["state"] == "CREATED")
             time.sleep(WAIT_POLL_S)
+        return None
 
-    @_in_one_line
     def start(self, gang: int, per_host: int, invitation: str) -> list[str]:
         """Start the agents of a gang that has its GPUs.
 
@@ -221,16 +175,15 @@ class RayClient:
         if len(hosts) < len(bundles):
             raise WorkerError("a host has gone while its agent was about to start")
         remote = self._ray.remote(num_cpus=0, max_restarts=0)(Holder)
-        for slot, (node, _) in enumerate(hosts):
+        for slot, (node, name) in enumerate(hosts):
             strategy = PlacementGroupSchedulingStrategy(group, bundles[node])
             actor = remote.options(num_gpus=per_host, scheduling_strategy=strategy).remote()
             # Not an argument of the actor: those are stored in the control store of the cluster.
             ended = actor.run.remote(agent_command(slot), invitation, per_host).future()
-            ended.add_done_callback(partial(self._note_end, gang, slot))
+            ended.add_done_callback(partial(self._note_end, gang, name))
             actors.append(actor)
         return [name for _, name in hosts]
 
-    @_in_one_line
     def release(self, gang: int) -> None:
         """Free the GPUs of a gang. Ray ends its actors, if they have not ended."""
         from ray.util import remove_placement_group
@@ -238,14 +191,14 @@ class RayClient:
         if gang in self._groups:
             remove_placement_group(self._groups.pop(gang)[0])
 
-    def ended(self, gang: int) -> dict[int, str]:
-        """Return why agents have ended, by slot, as far as Ray has found out."""
-        return dict(self._ended.get(gang, {}))
+    def ended(self, gang: int) -> str | None:
+        """Return why an agent has ended, if Ray has found out."""
+        return self._ended.get(gang)
 
-    def _note_end(self, gang: int, slot: int, ended: Any) -> None:
+    def _note_end(self, gang: int, host: str, ended: Any) -> None:
         error = ended.exception()
         reason = ended.result() if error is None else f"its Ray actor ended: {_first_line(error)}"
-        self._ended.setdefault(gang, {})[slot] = reason
+        self._ended[gang] = f"{host}: {reason}"
 
     def _list_nodes(self) -> list[dict[str, Any]]:
         """Return the nodes that are alive: this one first, then by name."""
@@ -257,20 +210,13 @@ class RayClient:
         )
 
     def _names(self) -> dict[str, str]:
+        """Return the name of each node: that of its host, or its address if it shares a host."""
         nodes = self._list_nodes()
-        return dict(zip((node["NodeID"] for node in nodes), _distinct_names(nodes), strict=True))
-
-
-def _distinct_names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the host names, with the address where several nodes are on one host.
-
-    The names of domains begin with them, so an IPv6 address has "-" in place of ":".
-    """
-    names = [str(node["NodeManagerHostname"]) for node in nodes]
-    return [
-        (name if names.count(name) == 1 else f"{name} ({node['NodeManagerAddress']})").translate(DASHES)
-        for name, node in zip(names, nodes, strict=True)
-    ]
+        names = [node["NodeManagerHostname"] for node in nodes]
+        return {
+            node["NodeID"]: name if names.count(name) == 1 else node["NodeManagerAddress"]
+            for name, node in zip(names, nodes, strict=True)
+        }
 
 
 def _first_line(error: BaseException) -> str:
@@ -290,11 +236,16 @@ def _reach(address: str) -> None:
 def main(parent_pid: str, descriptor: str) -> None:
     """Serve the process ``parent_pid``, which started this one, over a socket."""
     die_with_parent(int(parent_pid))
-    client = RayClient()
-    # The second one answers also while Ray does not.
-    service = Service({"ray": lambda: client, "actors": lambda: client})
-    link = Link(Connection(int(descriptor)), lambda message, _: service.answer(link, message), echoes=True)
-    link.run(local=True)
+    client, connection = RayClient(), Connection(int(descriptor))
+    with suppress(EOFError, OSError):
+        while True:
+            method, args = connection.recv()
+            problem = value = None
+            try:
+                value = getattr(client, method)(*args)
+            except Exception as error:  # whatever Ray raises
+                problem = shorten(one_line(str(error)), QUOTED) or type(error).__name__
+            connection.send((problem, value))
     # An orderly end takes longer, and Ray ends the actors of a driver in the same way.
     os._exit(0)
 

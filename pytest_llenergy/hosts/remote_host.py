@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,28 +17,17 @@ from typing import Any
 
 import msgspec
 
-from pytest_llenergy.devices.board_settings import GpuSettings, SettingsRefusedError
-from pytest_llenergy.devices.request import GpuRequest
-from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts import timeouts
-from pytest_llenergy.hosts.agent_ranks import LeaseAnswer
-from pytest_llenergy.hosts.clock import ClockLine, Exchange, Offset, read_suspended_ns
-from pytest_llenergy.hosts.connection import HELLO, MAX_MESSAGE_BYTES, Listener, end_addresses
+from pytest_llenergy.hosts.clock import ClockLine, Exchange, Offset
+from pytest_llenergy.hosts.connection import Listener, end_addresses
 from pytest_llenergy.hosts.host_facts import HostFacts, describe, refuse_differences
 from pytest_llenergy.hosts.peer import Peer
 from pytest_llenergy.ranks.host import StartedRank, StartMethod
 from pytest_llenergy.ranks.plan import INTERFACES, ProcessPlan
-from pytest_llenergy.record.record import BoardSettings
 
 #: Exchanges of clock readings when a gang starts, and in each gap between rounds.
 FIRST_EXCHANGES, LATER_EXCHANGES = 32, 8
-
-#: Open files of pytest for each host with its ranks, and those that it keeps for everything else.
-FILES_PER_HOST, SPARE_FILES = 32, 128
-
-#: Time limit for settings of boards: for the first answer of the driver, its last one, and between.
-SETTINGS_TIMEOUT_S = 4 * QUERY_TIMEOUT_S
 
 
 class RemoteHost(Peer):
@@ -63,7 +51,7 @@ class RemoteHost(Peer):
         self.addresses = end_addresses(connection)
         self._channels = itertools.count()
         self._exchanging = threading.Lock()
-        super().__init__(connection, name, lambda reason: f"{name}: its agent {reason}")
+        super().__init__(connection, name)
 
     # Clock
 
@@ -78,12 +66,9 @@ class RemoteHost(Peer):
         exchanges = []
         with self._exchanging:
             for _ in range(count):
-                slept_ns = read_suspended_ns()
                 pending = self.begin("clock")
-                remote_ns, remote_slept_ns = pending.result(timeouts.MISSED_S)
-                exchanges.append(
-                    Exchange(pending.sent_ns, remote_ns, pending.received_ns, (slept_ns, remote_slept_ns))
-                )
+                remote_ns = pending.result(timeouts.MISSED_S)
+                exchanges.append(Exchange(pending.sent_ns, remote_ns, pending.received_ns))
             return self.clock.add(exchanges)
 
     def to_local(self, time_ns: int) -> int:
@@ -92,29 +77,10 @@ class RemoteHost(Peer):
 
     # Devices
 
-    def lease(
-        self, request: GpuRequest | None, *, exclusive: bool, wait_s: float, busy_timeout_s: float, test: str
-    ) -> LeaseAnswer:
-        """Lease devices for ranks that start from now on, instead of earlier ones.
-
-        It waits ``wait_s`` in the queue, and ``busy_timeout_s`` for processes without a lease. ``exclusive``
-        is whether the ``test`` needs the host for itself. Raises ``DeviceError`` if they do not become free.
-        """
-        limit_s = wait_s + busy_timeout_s + timeouts.ANSWER_TIMEOUT_S
-        answer: LeaseAnswer = self.call(
-            "ranks.lease", limit_s, request, exclusive, wait_s, busy_timeout_s, test
-        )
-        return answer
-
     def release(self) -> None:
         """Release the devices, after the ranks have ended. Those of a lost host are free already."""
         with suppress(WorkerError):
             self._ask("release")
-
-    def usable_cpus(self) -> tuple[int, ...]:
-        """Return the logical CPUs that ranks may use; raises ``WorkerError`` as all of the following do."""
-        cpus: tuple[int, ...] = self._ask("usable_cpus")
-        return cpus
 
     # Ranks
 
@@ -122,7 +88,7 @@ class RemoteHost(Peer):
         self, group: str, environment: Mapping[str, str], preload: Sequence[str], timeout_s: float
     ) -> None:
         """See ``Host``."""
-        here = _current_directory()
+        here = str(Path.cwd())
         self.call(
             "ranks.prepare",
             timeout_s + timeouts.ANSWER_TIMEOUT_S,
@@ -227,34 +193,6 @@ def _meet(
     )
 
 
-@contextmanager
-def apply_on_hosts(settings: GpuSettings, hosts: Sequence[RemoteHost]) -> Iterator[list[BoardSettings]]:
-    """Apply settings to the boards that are leased on these hosts until the block ends.
-
-    An agent whose pytest has gone restores its boards before it ends. If it is killed too, the next test that
-    leases a board there does so, as on one host (see ``devices.board_settings``).
-
-    Raises:
-        SettingsRefusedError: The boards, the driver or the rights of the user do not allow it on a host.
-        DeviceError: A value is outside of the range of a board, or the boards could not be restored.
-        WorkerError: A host is lost.
-    """
-    boards: list[BoardSettings] = []
-    try:
-        pending = [host.begin("ranks.change_boards", settings) for host in hosts]
-        for host, applied in zip(hosts, [each.result(SETTINGS_TIMEOUT_S) for each in pending], strict=True):
-            if isinstance(applied, str):
-                raise SettingsRefusedError(f"{host.name}: {applied}")
-            boards += applied
-        yield boards
-    finally:
-        restoring = [host.begin("ranks.restore_boards") for host in hosts]
-        for each in restoring:
-            # A lost host restores them itself.
-            with suppress(WorkerError):
-                each.result(SETTINGS_TIMEOUT_S)
-
-
 def accept_agents(
     listener: Listener,
     names: Sequence[str],
@@ -272,7 +210,6 @@ def accept_agents(
     Raises:
         WorkerError: An agent does not come, or its host has other versions; all are ended.
     """
-    _allow_open_files(FILES_PER_HOST * len(names) + SPARE_FILES)
     deadline_s = time.monotonic() + timeout_s
     awaited = dict(enumerate(names))
     hosts: list[RemoteHost] = []
@@ -282,15 +219,15 @@ def accept_agents(
             if connection is not None:
                 # If it ends at once, its launcher says why.
                 with suppress(EOFError, OSError):
-                    slot, facts = _read_hello(connection)
+                    _, slot, facts = pickle.loads(connection.recv_bytes())
+                    facts = msgspec.convert(facts, HostFacts)
                     hosts.append(RemoteHost(connection, awaited.pop(slot), slot, facts))
                 continue
             reason = explain()
             if reason is None and time.monotonic() > deadline_s:
                 reason = f"no connection within {timeout_s:g} s"
             if reason is not None:
-                whose = "its agent has" if len(awaited) == 1 else "their agents have"
-                raise WorkerError(f"{', '.join(awaited.values())}: {whose} not started: {reason}")
+                raise WorkerError(f"no agent has started on {', '.join(awaited.values())}: {reason}")
         hosts.sort(key=lambda host: host.slot)
         refuse_differences(describe(), {host.name: host.facts for host in hosts})
         for host in hosts:
@@ -307,24 +244,3 @@ def close_all(hosts: Sequence[RemoteHost]) -> None:
     """End the agents of several hosts."""
     for host in hosts:
         host.close()
-
-
-def _read_hello(connection: Connection) -> tuple[int, HostFacts]:
-    kind, slot, facts = pickle.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
-    assert kind == HELLO
-    return slot, msgspec.convert(facts, HostFacts)
-
-
-def _allow_open_files(count: int) -> None:
-    """Raise the soft limit of this process to ``count`` open files, as far as the hard one allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY:
-        wanted = max(soft, count if hard == resource.RLIM_INFINITY else min(count, hard))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _current_directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:
-        return ""

@@ -177,18 +177,19 @@ def change_boards(item: pytest.Item, lease: Lease, settings: GpuSettings | None)
         DeviceError: A board cannot be changed or restored.
     """
     state, gang = state_of(item.config), draft_of(item).gang
-    with ExitStack() as stack:
-        # The agents of other hosts have restored theirs.
-        if gang is None:
-            directory = stack.enter_context(closing(open_lock_directory(state.environment)))
-            restore_left_changes(directory, lease.uuids)
+    if gang is not None:
+        # The agents have restored theirs.
         if settings is not None:
-            if gang is None:
-                applying = apply_settings(settings, lease, directory, state.pool.descriptors)
-            else:
-                from pytest_llenergy.hosts.remote_host import apply_on_hosts
-
-                applying = apply_on_hosts(settings, gang.remote_hosts)
+            pytest.skip(
+                "@pytest.mark.gpu_settings needs --energy-cluster=local: it changes GPUs of this host"
+            )
+        yield
+        return
+    with ExitStack() as stack:
+        directory = stack.enter_context(closing(open_lock_directory(state.environment)))
+        restore_left_changes(directory, lease.uuids)
+        if settings is not None:
+            applying = apply_settings(settings, lease, directory, state.pool.descriptors)
             try:
                 draft_of(item).settings = stack.enter_context(applying)
             except SettingsRefusedError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache
@@ -17,18 +18,23 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.hosts.agent import agent_command
-from pytest_llenergy.hosts.connection import Invitation, Listener
-from pytest_llenergy.hosts.launchers import NONE_LOST, HostOffer, NeverError, Shape
-from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents, close_all
+from pytest_llenergy.hosts.connection import Listener
+from pytest_llenergy.hosts.launchers import NONE_LOST, Gang, HostOffer, NeverError, Shape
+from pytest_llenergy.hosts.remote_host import RemoteHost, accept_agents
 
 ROOT = Path(__file__).parents[2]
+
+#: The program of an agent.
+AGENT = "pytest_llenergy.hosts.agent"
 
 #: How far the monotonic clock of another host is ahead (seconds).
 SHIFT_S = 5000
 
 #: How long both sides of a control connection wait for beats in tests of what must not wait for them.
 PATIENCE_S = 120.0
+
+#: Environment variable with the address of pytest for agents in another network namespace.
+ADDRESS_VARIABLE = "TEST_AGENT_ADDRESS"
 
 #: Gives an agent the object of tests.
 WITH_TRIAL = """
@@ -62,7 +68,7 @@ needs_another_host = pytest.mark.skipif(
 
 
 def start_agent(
-    invitation: Invitation | str,
+    invitation: str,
     slot: int = 0,
     *,
     host: str | None = None,
@@ -80,9 +86,7 @@ def start_agent(
         prefix: Programs that run it, such as nice.
         program: Python that it runs before it begins.
     """
-    python, option, source, *arguments = agent_command(slot)
-    begins = source.index("main(*")
-    command = [python, option, f"{source[:begins]}{program}\n{source[begins:]}", *arguments]
+    command = [sys.executable, "-c", f"{program}\nfrom {AGENT} import main\nmain('{slot}')", AGENT]
     popen = subprocess.Popen(
         [*(another_host(host) if host is not None else ()), *prefix, *command],
         stdin=subprocess.PIPE,
@@ -91,9 +95,8 @@ def start_agent(
         start_new_session=True,
     )
     assert popen.stdin is not None
-    text = invitation if isinstance(invitation, str) else invitation.encode()
     with suppress(BrokenPipeError), popen.stdin:
-        popen.stdin.write(f"{text}\n".encode())
+        popen.stdin.write(f"{invitation}\n".encode())
     # ``communicate`` would flush it again.
     popen.stdin = None
     return popen
@@ -105,7 +108,7 @@ def await_end(popen: subprocess.Popen[bytes], timeout_s: float = 60.0) -> str:
     return report.decode()
 
 
-class AgentGang:
+class AgentGang(Gang):
     """Agents of hosts: by the name of each host, the options of ``start_agent``.
 
     Attributes:
@@ -115,21 +118,11 @@ class AgentGang:
     def __init__(self, hosts: Mapping[str, Mapping[str, Any]]) -> None:
         self.agents: list[subprocess.Popen[bytes]] = []
         with ExitStack() as end:
-            listener = Listener()
+            listener = Listener(os.environ.get(ADDRESS_VARIABLE, "127.0.0.1"))
             for slot, options in enumerate(hosts.values()):
                 self.agents.append(start_agent(listener.invitation, slot, **options))
                 end.callback(await_end, self.agents[-1])
-            self.hosts: list[RemoteHost] = accept_agents(listener, list(hosts), 60.0)
-            end.callback(close_all, self.hosts)
-            self._end = end.pop_all()
-
-    def lost(self) -> Mapping[str, str]:
-        """See ``Gang``."""
-        return {each.name: each.lost for each in self.hosts if each.lost is not None}
-
-    def close(self) -> None:
-        """See ``Gang``."""
-        self._end.close()
+            super().__init__(accept_agents(listener, list(hosts), 60.0), end.pop_all().close)
 
 
 @contextmanager
@@ -142,7 +135,7 @@ def gang(*hosts: str | None, **options: object) -> Iterator[list[RemoteHost]]:
     with closing(AgentGang(named)) as started:
         for client, popen in zip(started.hosts, started.agents, strict=True):
             client.popen = popen  # type: ignore[attr-defined]
-        yield started.hosts
+        yield list(started.hosts)
 
 
 class Launcher:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.hosts.remote_host import RemoteHost
-from pytest_llenergy.hosts.remote_meters import RemoteMeters, open_remote_meters
+from pytest_llenergy.hosts.remote_meters import open_remote_meters
 from pytest_llenergy.measure.experiment import Experiment, measure_on_hosts
 from pytest_llenergy.measure.host_meters import HostMeters
 from pytest_llenergy.measure.round_plan import RoundPlan
@@ -153,7 +153,7 @@ def measure_until_failure(
 
 
 def _plan(hosts: Sequence[MeteredHost], rounds: int) -> tuple[RoundPlan, Sequence[HostMeters]]:
-    meters = open_remote_meters(RemoteMeters, [(host.client, [host.uuid]) for host in hosts])
+    meters = open_remote_meters("rounds", [(host.client, [host.uuid]) for host in hosts])
     return round_plan(rounds=rounds, warmup=0, gap_s=0.1, iterations=1, exact=True), meters
 
 

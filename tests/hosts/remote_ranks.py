@@ -71,7 +71,7 @@ def open_gang(
         opened = end.enter_context(closing(AgentGang(named)))
         for each in opened.hosts:
             each.start_method, each.logs = method, logs
-        yield Gang(opened.hosts, {each.name: each for each in opened.hosts}, locks)
+        yield Gang(list(opened.hosts), {each.name: each for each in opened.hosts}, locks)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pytest_llenergy.hosts.clock import DRIFT_PPM, ClockLine, Exchange, read_suspended_ns
+from pytest_llenergy.hosts.clock import DRIFT_PPM, ClockLine, Exchange
 
 SECOND = 10**9
 #: Three years of uptime: more nanoseconds than a float resolves.
@@ -93,30 +93,11 @@ def test_a_clock_that_moves_faster_than_clocks_drift_is_a_fault(moved_ns: int) -
     reason = line((SECOND, AHEAD), (11 * SECOND, AHEAD + moved_ns)).fault(2 * SECOND, 10 * SECOND)
     assert reason is not None
     assert f"moved by {moved_ns / 1e6:.3g} ms against pytest's within 10 s" in reason
-    assert f"{moved_ns / 1e4:.3g} parts per million; at most {DRIFT_PPM} are normal" in reason
+    assert reason.endswith(f"; at most {DRIFT_PPM} parts per million are normal")
 
 
 def test_a_clock_that_drifts_as_clocks_do_is_none() -> None:
     assert line((SECOND, AHEAD), (11 * SECOND, AHEAD + 900_000)).fault(2 * SECOND, 10 * SECOND) is None
-
-
-@pytest.mark.parametrize(
-    ("slept", "reason"),
-    [((0, 30 * SECOND), "slept for 30 s"), ((30 * SECOND, 0), "is measured by a host that slept for 30 s")],
-)
-def test_a_host_that_slept_is_a_fault(slept: tuple[int, int], reason: str) -> None:
-    clock = line((SECOND, AHEAD))
-    late = exchange(11 * SECOND, AHEAD)
-    clock.add([Exchange(late.sent_ns, late.remote_ns, late.received_ns, slept)])
-    assert clock.fault(2 * SECOND, 10 * SECOND) == f"{reason} (suspend)"
-
-
-def test_a_pause_while_a_clock_is_read_is_no_sleep() -> None:
-    clock = line((SECOND, AHEAD))
-    late = [exchange(11 * SECOND + number * 10**6, AHEAD, 1000 + number) for number in range(3)]
-    paused = [Exchange(e.sent_ns, e.remote_ns, e.received_ns, (-(10**9) * (e is late[0]), 0)) for e in late]
-    clock.add(paused)
-    assert clock.fault(2 * SECOND, 10 * SECOND) is None
 
 
 def test_only_groups_around_the_moments_count() -> None:
@@ -124,7 +105,3 @@ def test_only_groups_around_the_moments_count() -> None:
     assert clock.fault(2 * SECOND, 10 * SECOND) is not None
     assert clock.fault(11 * SECOND, 20 * SECOND) is None
     assert clock.fault(10 * SECOND, 20 * SECOND) is not None
-
-
-def test_this_host_has_not_slept_meanwhile() -> None:
-    assert abs(read_suspended_ns() - read_suspended_ns()) < SECOND

@@ -190,67 +190,6 @@ def test_unread_windows_of_a_host_that_is_lost_say_so_and_keep_the_others(two_ho
         assert window.by_domain["n1/gpu:GPU-n1-0"].energy_j is not None
 
 
-STEADY = """
-import platform, time
-from pytest_llenergy.energy.meters.base import Domain, MeterSpec, within
-
-class Steady:
-    name, poll_period_s = "steady", 0.02
-
-    def __init__(self, uuid):
-        words = {"source": platform.node(), "scope": "10 W", "accuracy": "exact"}
-        domain = Domain(f"gpu:{uuid}", "measured", resolution_j=0.0, limits=within(0.0), **words)
-        self.domains = [domain._replace(max_age_s=0.001)]
-
-    def read(self):
-        return [10.0 * time.monotonic()]
-
-    def close(self):
-        pass
-
-def open_steady(targets):
-    return [Steady(uuid) for uuid in targets.gpus]
-
-SPEC = MeterSpec("steady", "measured", open_steady, host_wide=False)
-"""
-
-HOOK = """
-import threading
-
-def pytest_llenergy_meters(config):
-    from steady_meter import SPEC
-    lock = threading.Lock()
-    return [SPEC._replace(open=lambda _: lock)] if config.getoption("-k") == "test" else [SPEC]
-"""
-
-
-@pytest.mark.slow
-def test_a_meter_of_a_conftest_reads_on_each_host(two_hosts: TwoHosts) -> None:
-    (two_hosts.directory / "steady_meter.py").write_text(STEADY)
-    (two_hosts.directory / "conftest.py").write_text(HOOK)
-    options = ("--energy-meter=steady", "--energy-rounds=2", "--energy-warmup=0")
-    output = two_hosts.run(WINDOWS.replace(" > 0", " >= 0"), *options)
-    assert "1 passed" in output, output
-    (record,) = two_hosts.report.records
-    assert {meter.name for meter in record.meters} == {"steady"}
-    assert len(record.meters) == 4
-    for window in record.windows:
-        assert window.energy_j is not None, window.reason
-        assert abs(window.energy_j - 40 * window.duration_s) < 0.5
-    output = two_hosts.run(WINDOWS, *options, "-ktest")
-    assert "meter steady of pytest_llenergy_meters cannot be sent to other hosts: " in output, output
-
-
-def test_a_meter_of_a_conftest_that_fails_on_a_host_is_one_line(two_hosts: TwoHosts) -> None:
-    refuse = "def open_steady(targets):\n    if 'GPU-n2-0' in targets.gpus: raise OSError('no\\ncounter')"
-    (two_hosts.directory / "steady_meter.py").write_text(STEADY.replace("def open_steady(targets):", refuse))
-    (two_hosts.directory / "conftest.py").write_text(HOOK)
-    output = two_hosts.run(WINDOWS, "--energy-meter=steady")
-    assert "n2: steady: OSError: no counter" in output, output
-    assert "agent.py" not in output, output
-    assert "meter_service.py" not in output, output
-
-
 def test_work_in_the_process_of_pytest_is_refused_on_several_hosts(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(
         """

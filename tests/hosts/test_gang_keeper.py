@@ -115,7 +115,7 @@ def test_a_wait_shows_the_holder_and_ends_in_time(hosts: Hosts, monkeypatch: pyt
     keeper, _ = hosts.keeper("n1", "n2", lease_timeout=5.0)
     held = hosts.hold_board_of_n2()
     lines: list[str] = []
-    with pytest.raises(LeaseTimeoutError, match=r"test_other.*; 5 s in all \(--energy-lease-timeout\)$"):
+    with pytest.raises(LeaseTimeoutError, match=r"^n2: .*test_other"):
         lease(keeper, GpuRequest(2), on_wait=lines.append)
     assert len(lines) >= 2
     assert all(each.startswith("n2: ") and "test_other" in each for each in lines)
@@ -147,23 +147,6 @@ def test_an_interrupted_wait_ends_at_once(hosts: Hosts, monkeypatch: pytest.Monk
     assert time.monotonic() - begin_s < 15
 
 
-def test_an_idle_gang_is_given_back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gangs, "IDLE_S", 0.2)
-    keeper, cluster = hosts.keeper("n1", "n2")
-    lease(keeper, GpuRequest(2))
-    keeper.finish_test()
-    deadline_s = time.monotonic() + 30
-    while len(cluster.gangs[0].lost()) < 2:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-    monkeypatch.setattr(gangs, "IDLE_S", 60.0)
-    lease(keeper, GpuRequest(2))
-    keeper.finish_test()
-    # As before a test on pytest's own host.
-    keeper.give_back()
-    assert len(cluster.gangs[1].lost()) == 2
-
-
 def test_a_host_that_was_lost_is_not_used_again(hosts: Hosts) -> None:
     keeper, cluster = hosts.keeper("n1", "n2")
     lease(keeper, GpuRequest(2))
@@ -175,10 +158,10 @@ def test_a_host_that_was_lost_is_not_used_again(hosts: Hosts) -> None:
     assert lease(keeper, GpuRequest(1)) == ["n1 GPU-1"]
     keeper.finish_test()
     with pytest.raises(NeverError, match=r"^n2: its agent"):
-        lease(keeper, GpuRequest(2))
+        lease(keeper, GpuRequest(2, per_host=1))
 
 
-def test_machine_and_packages_of_each_host_are_known_and_differences_are_named(hosts: Hosts) -> None:
+def test_machine_and_packages_of_each_host_are_known(hosts: Hosts) -> None:
     keeper, _ = hosts.keeper("n1", "n2")
     found = keeper.lease(GpuRequest(2), "test_it", exclusive=False, on_wait=lambda _: None)
     assert {name: [board.uuid for board in each.gpus] for name, each in found.environments.items()} == {
@@ -190,10 +173,6 @@ def test_machine_and_packages_of_each_host_are_known_and_differences_are_named(h
         assert (each.packages, each.python) == (here.packages, here.python)
         assert each.host.cpu_model == here.host.cpu_model
         assert each.driver is not None
-    (flag,) = found.flags
-    assert (flag.name, flag.severity) == ("host", "note")
-    assert flag.detail == "GPUs: Small 700 W (n1), Large 700 W (n2)"
     keeper.finish_test()
     alone = keeper.lease(GpuRequest(1), "test_it", exclusive=False, on_wait=lambda _: None)
     assert alone.environments == {"n1": found.environments["n1"]}
-    assert not alone.flags

@@ -18,7 +18,7 @@ import pytest
 from pytest_llenergy.hosts.timeouts import MISSED_S
 from pytest_llenergy.record.round_metric import is_valid
 
-from .agents import needs_another_host
+from .agents import ADDRESS_VARIABLE, needs_another_host
 from .ray_cluster import required_or_skip
 from .two_hosts import WITH_TORCH_VARIABLE, TwoHosts
 
@@ -49,7 +49,7 @@ class Cable:
 
 
 @pytest.fixture
-def cable(two_hosts: TwoHosts) -> Iterator[Cable]:
+def cable(two_hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cable]:
     """Put pytest and n1 at one end of a cable, and n2 at the other one."""
     if shutil.which("ip") is None:
         required_or_skip("no ip; install iproute2")
@@ -66,6 +66,7 @@ def cable(two_hosts: TwoHosts) -> Iterator[Cable]:
             ip("-netns", name, "address", "add", f"10.0.0.{number}/24", "dev", "cable")
             for device in ("lo", "cable"):
                 ip("-netns", name, "link", "set", device, "up")
+        monkeypatch.setenv(ADDRESS_VARIABLE, "10.0.0.1")
         two_hosts.prefix = ["nsenter", f"--net=/run/netns/{made.near}"]
         two_hosts.hosts[1].prefix = ["nsenter", f"--net=/run/netns/{made.far}"]
         yield made
@@ -88,7 +89,6 @@ def step():
     time.sleep(0.3 if len(mine.read_text()) < 4 else 600.0)
 
 @pytest.mark.gpus(4, per_host=2)
-@pytest.mark.gpu_settings(power_limit_w=300)
 def test_cut(workers, energy):
     try:
         energy(workers.call(step))
@@ -120,20 +120,17 @@ def test_both_sides_end_without_the_other(
     rounds = here / "rounds-3"
     await_that(lambda: rounds.exists() and len(rounds.read_text()) == 4, run)
     time.sleep(0.4)
-    assert lost.limits_w() == [300.0] * 2
     assert cable.pids()
     assert has_leases(lost.locks)
     cable.plug("down")
     cut_s, began_s = time.monotonic(), time.time()
-    await_that(lambda: lost.limits_w() == [700.0] * 2)
-    restored_s = time.monotonic() - cut_s
     await_that(lambda: not cable.pids())
     gone_s = time.monotonic() - cut_s
     await_that(lambda: not has_leases(lost.locks))
     output, _ = run.communicate(timeout=300)
     noticed_s = float((here / "ended").read_text()) - began_s
-    print(f"noticed after {noticed_s:.2f} s; n2: boards {restored_s:.2f} s, processes {gone_s:.2f} s")
-    assert max(noticed_s, restored_s, gone_s) < MISSED_S + GONE_S
+    print(f"noticed after {noticed_s:.2f} s; n2: processes {gone_s:.2f} s")
+    assert max(noticed_s, gone_s) < MISSED_S + GONE_S
     assert "1 failed, 1 passed, 1 skipped" in output, output
     assert "n2: its agent has not answered for 3 s" in output.partition("SKIPPED")[2]
     (record,) = two_hosts.report.records

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import threading
 import time
@@ -12,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from pytest_llenergy.errors import DeviceError, LLEnergyError, MeterError, WorkerError
@@ -39,12 +37,9 @@ def shared() -> Iterator[RemoteHost]:
         ("trial.fail", ["x"], WorkerError, "ValueError: unexpected", "raise ValueError"),
         # Such as a user's meter may raise.
         ("trial.fail", ["mute"], DeviceError, "DeviceError", ""),
-        ("trial.fail", ["broken"], WorkerError, "_BrokenError", "raise _BrokenError"),
         ("trial.echo", [1, 2], WorkerError, "TypeError", "echo"),
         ("trial.unsendable", [], WorkerError, "", "pickle"),
-        ("trial.bytes", [20 << 20], WorkerError, "a message of 20971", ""),
         ("trial.unknown", [], WorkerError, "AttributeError", "unknown"),
-        ("unknown.method", [], WorkerError, "its agent has no unknown.method", ""),
     ],
 )
 def test_an_error_names_the_host_and_leaves_the_agent_usable(
@@ -64,18 +59,10 @@ def test_an_error_names_the_host_and_leaves_the_agent_usable(
     assert shared.call("trial.echo", 60.0, value=1) == 1
 
 
-def test_arguments_that_cannot_be_sent_are_the_callers_error(shared: RemoteHost) -> None:
-    with pytest.raises(Exception, match="pickle"):
-        shared.begin("trial.echo", value=lambda: None)
-    with pytest.raises(WorkerError, match="at most"):
-        shared.begin("trial.echo", value=b"x" * (20 << 20))
-    assert shared.call("trial.echo", 60.0, value=1) == 1
-
-
 def test_a_late_answer_is_an_error_and_not_the_answer_to_the_next_call(
     shared: RemoteHost, tmp_path: Path
 ) -> None:
-    with pytest.raises(WorkerError, match=r"^host0: no answer to trial\.await_file within 0\.05 s$"):
+    with pytest.raises(WorkerError, match=r"^host0: no answer within 0\.05 s$"):
         shared.call("trial.await_file", 0.05, path=str(tmp_path / "late"))
     (tmp_path / "late").touch()
     assert shared.call("trial.echo", 60.0, value=2) == 2
@@ -88,7 +75,7 @@ def test_objects_and_the_clock_do_not_wait_for_each_other(shared: RemoteHost) ->
     sleeping = shared.begin("trial.sleep", seconds=seconds)
     begin_s = time.monotonic()
     shared.exchange()
-    shared.usable_cpus()
+    shared.call("ranks.free_ports", 60.0)
     assert time.monotonic() - begin_s < seconds
     sleeping.result(60.0)
     assert shared.lost is None
@@ -198,24 +185,11 @@ def test_an_agent_that_never_comes_ends_the_others() -> None:
         has_first = any(thread.name == "llenergy-n1" for thread in threading.enumerate())
         return "srun: node n2 is down" if has_first else None
 
-    with pytest.raises(WorkerError, match=r"^n2: its agent has not started: srun: node n2 is down$"):
+    with pytest.raises(WorkerError, match=r"^no agent has started on n2: srun: node n2 is down$"):
         accept_agents(listener, ["n1", "n2"], 60.0, explain)
     assert "pytest has closed its connection" in await_end(first)
 
 
 def test_all_agents_that_are_missing_are_named() -> None:
-    with pytest.raises(WorkerError, match=r"^n1, n2: their agents have not started: no connection within"):
+    with pytest.raises(WorkerError, match=r"^no agent has started on n1, n2: no connection within"):
         accept_agents(Listener(), ["n1", "n2"], 0.1)
-
-
-def test_the_limit_of_open_files_is_raised_for_many_hosts() -> None:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (psutil.Process().num_fds() + 8, limits[1]))
-    try:
-        with gang(None, None) as hosts:
-            assert [host.call("trial.echo", 60.0, value=1) for host in hosts] == [1, 1]
-            files = [os.open("/dev/null", os.O_RDONLY) for _ in range(32)]
-            for each in files:
-                os.close(each)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

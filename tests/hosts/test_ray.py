@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,9 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_llenergy.errors import PlanError, WorkerError
-from pytest_llenergy.hosts.launchers import BusyError, NeverError, Shape
-from pytest_llenergy.hosts.ray import RayCluster, RayGang
+from pytest_llenergy.errors import LeaseTimeoutError, PlanError, WorkerError
+from pytest_llenergy.hosts.launchers import Gang, NeverError, Shape
+from pytest_llenergy.hosts.ray import RayCluster
 from pytest_llenergy.hosts.remote_host import RemoteHost
 from pytest_llenergy.ranks import proctree
 
@@ -48,7 +47,7 @@ def cluster(ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         host.wait_until_free(GONE_S)
 
 
-def start(cluster: RayCluster, hosts: int = 2, per_host: int = 2, wait_s: float = 30.0) -> RayGang:
+def start(cluster: RayCluster, hosts: int = 2, per_host: int = 2, wait_s: float = 30.0) -> Gang:
     return cluster.gang(Shape(hosts, per_host), wait_s, lambda line: None)
 
 
@@ -57,10 +56,11 @@ def client_of(cluster: RayCluster) -> int:
 
 
 def boards(host: RemoteHost) -> list[str]:
-    return [board.uuid for board in host.call("host.inventory", 60.0).devices]
+    found, _meters = host.call("ranks.inventory", 60.0)
+    return [board.uuid for board in found]
 
 
-def wait_until_lost(gang: RayGang, slot: int, timeout_s: float = GONE_S) -> str:
+def wait_until_lost(gang: Gang, slot: int, timeout_s: float = GONE_S) -> str:
     """Return the reason why the host was lost."""
     deadline_s = time.monotonic() + timeout_s
     while gang.hosts[slot].lost is None:
@@ -111,50 +111,22 @@ def test_never_is_not_busy(cluster: RayCluster, shape: Shape, ray_cluster: RayNo
 
 
 @pytest.mark.slow
-def test_busy_names_who_holds_the_gpus_and_leaves_nothing(cluster: RayCluster, ray_cluster: RayNodes) -> None:
+def test_busy_is_not_never_and_leaves_nothing(cluster: RayCluster) -> None:
     holding = start(cluster, hosts=2, per_host=3)
     lines: list[str] = []
     other = RayCluster()
-    name = rf"pytest-llenergy 1 of \S+, process {os.getpid()} on {ray_cluster.hosts[0].name}"
     try:
         with pytest.raises(
-            BusyError, match=rf"did not free 2 hosts with 2 GPUs each within 2 s: held by {name}$"
+            LeaseTimeoutError, match=r"did not free 2 hosts with 2 GPUs each within 3 s: `ray s"
         ):
-            other.gang(Shape(2, 2), 2.0, lines.append)
-        assert len(lines) == 1
-        assert re.search(name, lines[0])
+            other.gang(Shape(2, 2), 3.0, lines.append)
+        assert lines == [f"other programs hold GPUs of the Ray cluster {other.address}"]
         # What was refused holds nothing.
         start(cluster, hosts=2, per_host=1).close()
         holding.close()
         start(other, hosts=2, per_host=4).close()
     finally:
         other.close()
-
-
-@pytest.mark.slow
-def test_gpus_of_other_programs_are_busy(cluster: RayCluster, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import ray, time\n"
-        "ray.init(log_to_driver=False, logging_level='ERROR')\n"
-        "@ray.remote(num_gpus=4)\n"
-        "class Holds:\n"
-        "    def ready(self): pass\n"
-        "actor = Holds.remote()\n"
-        "ray.get(actor.ready.remote())\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            with pytest.raises(
-                BusyError, match="did not free 2 hosts with 1 GPU each within 0 s: held by other jobs of the"
-            ):
-                start(cluster, per_host=1, wait_s=0.0)
-        finally:
-            process.kill()
 
 
 @pytest.mark.slow
@@ -201,11 +173,7 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
     took_s = lost.wait_until_free(GONE_S)
     print(f"{killed}: gone after {took_s:.3f} s")
     reason = wait_until_lost(gang, 1)
-    whose = (
-        "the process that speaks to the Ray" if killed == "client" else "its agent has closed its connection"
-    )
-    assert reason.startswith("nodeb: ")
-    assert reason.count(whose) == 1
+    assert reason == "nodeb: its agent has closed its connection"
     if killed == "client":
         ray_cluster.hosts[0].wait_until_free(GONE_S)
         # Another one takes its place.
@@ -291,7 +259,7 @@ def test_a_killed_raylet_leaves_nothing(cluster: RayCluster, ray_cluster: RayNod
 def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     unprivileged = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    line = r"^nodec( \(\S+\))?: niceness \d+, pytest's is \d+: start Ray there with RAY_worker_niceness=0$"
+    line = r"^(nodec|[\d.]+): niceness \d+, pytest's is \d+: start Ray there with RAY_worker_niceness=0$"
     with third_host(ray_cluster, *unprivileged, RAY_worker_niceness="15") as host:
         with pytest.raises(WorkerError, match=line) if own < 15 else nullcontext():
             start(cluster, hosts=1, per_host=6).close()
@@ -302,52 +270,13 @@ def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cl
 def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     hide = f'mount -t tmpfs none {ROOT / "pytest_llenergy"} && exec "$@"'
     with third_host(ray_cluster, "unshare", "--mount", "sh", "-c", hide, "sh"):
-        line = r"^nodec( \(\S+\))?: its agent has not started: .*: \S+ exited with 1: ModuleNotFoundError: "
+        line = r"^no agent has started on (nodec|\S+): \S+: \S+ exited with 1: ModuleNotFoundError: "
         with pytest.raises(WorkerError, match=line):
             start(cluster, hosts=1, per_host=6)
 
 
 @pytest.mark.slow
-def test_gangs_that_were_closed_leave_no_thread(cluster: RayCluster) -> None:
-    def threads() -> set[threading.Thread]:
-        return {each for each in threading.enumerate() if each.name.startswith("llenergy-")}
-
-    before = threads()
-    for _ in range(2):
-        start(cluster).close()
-    for each in threads() - before:
-        # One that has been told to end does so soon.
-        each.join(GONE_S)
-    assert threads() <= before
-
-
-def test_whatever_fails_in_the_other_process_is_one_line(cluster: RayCluster) -> None:
-    with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: KeyError: 7$"):
-        cluster._client.call("ray.start", 60.0, 7, 1, "")
-    assert cluster.offers()
-
-
-def test_a_head_that_is_frozen_is_asked_once(
-    cluster: RayCluster, ray_cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pytest_llenergy.hosts.ray.ANSWER_TIMEOUT_S", 1.0)
-    head = ray_cluster.hosts[0].head()
-    os.kill(head, signal.SIGSTOP)
-    try:
-        with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: no answer to"):
-            cluster.offers()
-    finally:
-        os.kill(head, signal.SIGCONT)
-    monkeypatch.setattr("pytest_llenergy.hosts.ray.ANSWER_TIMEOUT_S", 120.0)
-    begin_s = time.monotonic()
-    with pytest.raises(WorkerError, match=r"; it is not asked again$"):
-        start(cluster)
-    assert time.monotonic() - begin_s < 60
-
-
-@pytest.mark.slow
-def test_a_head_that_was_killed_costs_no_time(tmp_path: Path, nvml_library: Path) -> None:
-    """Neither a request nor the end of a gang, for which Ray would wait for a minute each."""
+def test_a_head_that_was_killed_is_one_error(tmp_path: Path, nvml_library: Path) -> None:
     nodes = RayNodes(tmp_path, nvml_library)
     try:
         host = nodes.add(None, 4)
@@ -361,25 +290,13 @@ def test_a_head_that_was_killed_costs_no_time(tmp_path: Path, nvml_library: Path
             head.wait(10)
             begin_s = time.monotonic()
             gang.close()
-            for _ in range(3):
-                address = cluster.address
-                line = (
-                    rf"^Ray cluster {address}: its head cannot be reached: .*refused$"
-                    rf"|^the process that speaks to the Ray cluster {address} has ended$"
-                )
-                with pytest.raises(WorkerError, match=line):
-                    start(cluster, hosts=1, per_host=1)
-                with pytest.raises(WorkerError, match=line):
-                    cluster.offers()
-            # Also if Ray has ended the other process meanwhile.
-            os.kill(client_of(cluster), signal.SIGKILL)
-            cluster._client._popen.wait()
-            with pytest.raises(WorkerError, match=line):
-                cluster.offers()
+            with pytest.raises(WorkerError, match=rf"^Ray cluster {cluster.address}: "):
+                start(cluster, hosts=1, per_host=1)
             cluster.close()
             took_s = time.monotonic() - begin_s
             print(f"without a head: {took_s:.2f} s")
-            assert took_s < 20
+            # Ray itself would wait for a minute each.
+            assert took_s < 45
     finally:
         nodes.stop()
 

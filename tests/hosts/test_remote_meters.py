@@ -4,32 +4,24 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from msgspec.structs import astuple
 
 from pytest_llenergy.errors import MeterError, WorkerError
 from pytest_llenergy.hosts.clock import ClockLine, Exchange, Offset
-from pytest_llenergy.hosts.remote_host import RemoteHost
-from pytest_llenergy.hosts.remote_meters import RemoteMeters, open_remote_meters
-from pytest_llenergy.measure.domain_rounds import account_domains
-from pytest_llenergy.measure.phases import phase_spans
-from pytest_llenergy.measure.rounds import MeasuredRound
+from pytest_llenergy.hosts.remote_meters import open_remote_meters
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.round_metric import is_valid
-from pytest_llenergy.record.timeline import Iteration, RankTimeline, Span, Timeline
+from pytest_llenergy.record.timeline import Timeline
 
-from ..energy.waves import MS, S, Sensor, Wave, read_at
-from ..measure.marks import iteration, measured_round
+from ..energy.waves import MS
 from .agents import needs_another_host
 from .metered import (
     MeteredHost,
@@ -43,8 +35,6 @@ from .metered import (
 
 #: What the two stand-ins are called in records.
 FIRST, SECOND = "n1/gpu:GPU-n1", "n2/gpu:GPU-n2"
-
-START, BORDER, END = 10 * S, 10 * S + 400 * MS, 11 * S
 
 #: How wrong, or how uncertain, the clock of n2 is made (nanoseconds).
 WRONG_NS = 10 * MS
@@ -64,7 +54,7 @@ class SlowLine(ClockLine):
     last_ns = 0
 
     def add(self, exchanges: Sequence[Exchange]) -> Offset:
-        best = min(exchanges, key=lambda each: each.round_trip_ns)
+        best = min(exchanges, key=lambda each: each.received_ns - each.sent_ns)
         if best.sent_ns < self.last_ns + 4 * WRONG_NS:
             return self.offset(best.sent_ns)
         self.last_ns = best.sent_ns
@@ -117,58 +107,49 @@ def give_line(host: MeteredHost, line: ClockLine) -> None:
 
 
 def require_coverage(
-    rounds: tuple[int, int, int], least: float, most: float, tmp_path: Path, nvml_library: Path
+    rounds: tuple[int, int], least: float, most: float, tmp_path: Path, nvml_library: Path
 ) -> None:
     """Require 2u to cover the truth in a share of rounds with the true clock, and with an uncertain one.
 
-    With a wrong clock, and with an uncertain one without its term, it must be a smaller share.
+    With an uncertain one and without its term, it must be a smaller share. A wrong clock is shown by windows
+    (``test_window_truth``): rounds lie between quiet gaps, which hide a shift of 10 ms.
     """
-    good_rounds, slow_rounds, wrong_rounds = rounds
+    good_rounds, slow_rounds = rounds
     with metered_hosts(tmp_path, nvml_library) as hosts:
         found, work = measure_surges(hosts, good_rounds, seed=1)
         good = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
         give_line(hosts[1], SlowLine())
         found, work = measure_surges(hosts, slow_rounds, seed=2)
         slow = scores_of(found.rounds, work, SECOND)
-        give_line(hosts[1], WrongLine())
-        found, work = measure_surges(hosts, wrong_rounds, seed=3)
-        wrong = {name: scores_of(found.rounds, work, name) for name in (None, FIRST, SECOND)}
     shares = {
         name or "sum": share_within([each.with_clock for each in scores]) for name, scores in good.items()
     }
     with_clock = share_within([each.with_clock for each in slow])
     without_clock = share_within([each.without_clock for each in slow])
-    off = {
-        name or "sum": share_within([each.with_clock for each in scores]) for name, scores in wrong.items()
-    }
     print(f"{good_rounds} windows within 2u: {shares}")
     print(f"n2 with an offset known to ±10 ms: {with_clock:.3f}, without clock_j {without_clock:.3f}")
-    print(f"with an offset that is wrong by 10 ms: {off}")
     assert min(shares.values()) >= least
     assert with_clock >= least
-    assert max(off[SECOND], off["sum"]) <= most
     if slow_rounds >= MANY_ROUNDS:
         # Of a few offsets that are drawn, all may be small.
         assert without_clock <= most
-    for scores in (*good.values(), wrong[FIRST]):
+    for scores in good.values():
         assert all(each.with_clock <= 4 for each in scores)
 
 
 @needs_another_host
 @pytest.mark.clock
 @pytest.mark.slow
-def test_the_truth_is_covered_and_without_the_true_clock_it_is_not(
-    tmp_path: Path, nvml_library: Path
-) -> None:
+def test_the_truth_is_covered(tmp_path: Path, nvml_library: Path) -> None:
     """Two standard uncertainties cover 95 %; of few windows, more may be outside by chance."""
-    require_coverage((5, 6, 10), 0.6, 0.85, tmp_path, nvml_library)
+    require_coverage((5, 6), 0.6, 0.85, tmp_path, nvml_library)
 
 
 @needs_another_host
 @pytest.mark.slow
 @pytest.mark.clock
 def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> None:
-    require_coverage((200, 100, 100), 0.95, 0.85, tmp_path, nvml_library)
+    require_coverage((200, 100), 0.95, 0.85, tmp_path, nvml_library)
 
 
 @pytest.mark.clock
@@ -221,7 +202,7 @@ def test_a_host_without_a_meter_leaves_no_sum_but_the_other_domains(
     with metered_hosts(tmp_path, nvml_library, shifted=False, without_meter=["n2"]) as hosts:
         found, work = measure_surges(hosts, 1)
         with pytest.raises(MeterError, match=r"^n2: .*GPU-none"):
-            open_remote_meters(RemoteMeters, [(host.client, [host.uuid]) for host in hosts], ["nvml"])
+            open_remote_meters("rounds", [(host.client, [host.uuid]) for host in hosts], ["nvml"])
     (round_,) = found.rounds
     assert list(round_.by_domain) == [FIRST]
     assert round_.by_domain[FIRST].energy_j == pytest.approx(work.truths[0][0][0], rel=0.1)
@@ -246,7 +227,7 @@ def test_a_lost_host_without_ranks_ends_the_measurement_and_the_rounds_are_kept(
 
         found, work = measure_until_failure(hosts, 12, r"^n2: its agent has closed", during=kill)
         with pytest.raises(WorkerError, match=r"^n2: "):
-            open_remote_meters(RemoteMeters, [(lost, [])])
+            open_remote_meters("rounds", [(lost, [])])
     assert [meter.domain for meter in found.meters] == [FIRST, SECOND]
     first, second = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
@@ -317,7 +298,7 @@ def test_a_meter_that_stops_answering_leaves_the_other_domains(tmp_path: Path, n
     first, *others = found.rounds
     assert first.energy_j == pytest.approx(sum(true for true, _ in work.truths[0]), rel=0.1)
     for round_, truths in zip(others, work.truths[1:], strict=True):
-        assert (round_.energy_j, round_.reason) == (None, "n2: nvml: GPU is lost (GPU-n2)")
+        assert (round_.energy_j, round_.reason) == (None, "nvml: GPU is lost (GPU-n2)")
         assert round_.by_domain[FIRST].energy_j == pytest.approx(truths[0][0], rel=0.1)
         assert round_.by_domain[SECOND].reason == round_.reason
         assert is_valid(round_)
@@ -374,48 +355,3 @@ def test_an_agent_hardly_uses_the_cpu_while_work_runs(tmp_path: Path, nvml_libra
     print(f"shares of a core: {', '.join(f'{share:.3%}' for share in with_work)}")
     # Of both rounds the lower: other processes make the caches slower.
     assert max(map(min, zip(with_work[:2], with_work[2:], strict=True))) <= 0.01
-
-
-def served(start_ns: int, border_ns: int, end_ns: int) -> Timeline:
-    spans = (
-        Span(name="ramp-up", start_ns=start_ns, end_ns=border_ns, output_tokens=3),
-        Span(name="steady", start_ns=border_ns, end_ns=end_ns, output_tokens=9),
-    )
-    part = Iteration(start_ns=start_ns, end_ns=end_ns, spans=spans)
-    return Timeline(ranks=(RankTimeline(rank=0, iterations=(part,), cpu_time_s=0.0),))
-
-
-BATCHES = [
-    iteration(START + i * 250 * MS, START + (i + 1) * 250 * MS, START + (i * 250 + 100) * MS)
-    for i in range(4)
-]
-
-
-@pytest.mark.parametrize(
-    "measured",
-    [
-        measured_round(iteration(START, END)),
-        measured_round(iteration(START, END, BORDER)),
-        measured_round(*BATCHES),
-        replace(measured_round(iteration(START, END)), timeline=served(START, BORDER, END)),
-    ],
-    ids=["no phases", "a batch", "batches", "a load"],
-)
-def test_a_host_that_gets_only_moments_finds_the_same_numbers(measured: MeasuredRound) -> None:
-    """Requests, tokens and timelines of ranks stay with pytest, and traces with the host."""
-    wave = Wave(((9 * S, 50.0), (START, 500.0), (BORDER, 200.0), (END, 50.0)))
-    trace = [read_at(Sensor(wave, 20 * MS), range(9 * S + 5 * MS, 12 * S, MS))]
-    line = ClockLine()
-    line.add([Exchange(START, START, START)])
-    here = cast("RemoteHost", SimpleNamespace(name="n1", clock=line))
-    asked = pickle.loads(pickle.dumps(RemoteMeters(here)._on_clock(measured)))
-    assert phase_spans(asked.timeline) == phase_spans(measured.timeline)
-    expected, answer = account_domains(measured, trace), account_domains(asked, trace)
-    # What the clock adds, which here is certain to half a nanosecond.
-    assert [each.whole.energy_j for each in answer.domains] == [
-        each.whole.energy_j for each in expected.domains
-    ]
-    assert [each.phases.keys() for each in answer.domains] == [
-        each.phases.keys() for each in expected.domains
-    ]
-    assert pickle.loads(pickle.dumps(answer)) == answer

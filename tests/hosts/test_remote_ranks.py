@@ -177,7 +177,8 @@ def require_own_leases(gang: Gang) -> None:
         return acquire(board, 0.0, "another", lambda: open_lock_directory(where))
 
     def lease(host: RemoteHost, wait_s: float = 0.0, n: int = 1) -> LeaseAnswer:
-        return host.lease(GpuRequest(n), exclusive=False, wait_s=wait_s, busy_timeout_s=1.0, test="this test")
+        answer: LeaseAnswer = host.call("ranks.lease", 60.0, GpuRequest(n), False, wait_s, 1.0, "this test")
+        return answer
 
     held = acquire_here(1)
     first, second = gang.hosts.values()

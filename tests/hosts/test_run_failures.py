@@ -130,14 +130,13 @@ def marked(mark: str, part: str = "pytest") -> dict[int, str]:
         ("frozen host", "its agent has not answered for 3 s"),
         ("slurmstepd", "its agent has closed its connection"),
         # Ends the agents of all hosts, or the process that could start others.
-        ("launcher", "was killed by SIGKILL|the process that speaks to the Ray cluster .* has ended"),
-        ("both of srun", "srun was killed by SIGKILL"),
+        ("launcher", "its agent has closed its connection"),
     ],
 )
 def test_the_rounds_before_a_failure_are_kept_and_the_run_goes_on(
     cluster_runs: ClusterRuns, what: str, message: str
 ) -> None:
-    if what in {"slurmstepd", "both of srun"} and cluster_runs.name != "slurm":
+    if what == "slurmstepd" and cluster_runs.name != "slurm":
         pytest.skip("Slurm only")
     check_failure(cluster_runs, what, message)
     # The devices are free on both hosts.
@@ -174,7 +173,7 @@ def check_failure(cluster_runs: ClusterRuns, what: str, message: str) -> None:
         what: What ends.
         message: Regular expression of the reason.
     """
-    is_of_launcher = what in {"launcher", "both of srun"}
+    is_of_launcher = what == "launcher"
     mark, here = uuid.uuid4().hex, cluster_runs.directory
     source = VICTIMS.replace("WHAT", repr(what))
     options = ["--energy-rounds=6", "--energy-warmup=0", "--energy-budget=1", "-q"]
@@ -187,7 +186,7 @@ def check_failure(cluster_runs: ClusterRuns, what: str, message: str) -> None:
     ) as run:
         if is_of_launcher:
             name = "srun " if cluster_runs.name == "slurm" else "ray_client"
-            kill_launcher(mark, here, name, 2 if what == "both of srun" else 1)
+            kill_launcher(mark, here, name)
         output, _ = run.communicate(timeout=RUN_TIMEOUT_S)
     if what == "frozen host":
         thaw()
@@ -226,17 +225,16 @@ def check_failure(cluster_runs: ClusterRuns, what: str, message: str) -> None:
         assert f"{lost[0]}: its agent" in output.partition("SKIPPED")[2]
 
 
-def kill_launcher(mark: str, directory: Path, name: str, count: int) -> None:
-    """Kill processes of the launcher on pytest's host in the fourth round."""
+def kill_launcher(mark: str, directory: Path, name: str) -> None:
+    """Kill the process of the launcher on pytest's host in the fourth round."""
     deadline_s = time.monotonic() + RUN_TIMEOUT_S
     while not (directory / "rounds-3").exists() or len((directory / "rounds-3").read_text()) < 4:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     time.sleep(0.4)
     (directory / "began").write_text(repr(time.time()))
-    # srun has two. If the second one is left, it ends the step; else Slurm lets the step run on.
-    for pid in sorted(marked(mark, name))[:count][::-1]:
-        os.kill(pid, signal.SIGKILL)
+    # srun has two. The second one ends the step.
+    os.kill(min(marked(mark, name)), signal.SIGKILL)
 
 
 def thaw() -> None:

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.energy import Measuring, Window
-from pytest_llenergy.hosts.remote_meters import RemoteWindows, open_remote_meters
+from pytest_llenergy.hosts.remote_meters import open_remote_meters
 
 from .agents import needs_another_host
 from .metered import LEAD_NS, POWERS_W, MeteredHost, Score, metered_hosts, share_within
@@ -54,7 +54,7 @@ def measure_windows(hosts: Sequence[MeteredHost], number: int, seed: int) -> dic
     """Return how far the sums of windows are off, and the joules of n2, where they can be resolved."""
     random = Random(seed)
     scores: dict[str, list[Score]] = {"sum": [], SECOND: []}
-    meters = open_remote_meters(RemoteWindows, [(host.client, [host.uuid]) for host in hosts])
+    meters = open_remote_meters("windows", [(host.client, [host.uuid]) for host in hosts])
     with Measuring(meters) as measuring:
         windows = []
         for _ in range(number):

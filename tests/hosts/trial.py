@@ -39,10 +39,6 @@ class Trial:
         """Return what cannot be pickled."""
         return lambda: None
 
-    def bytes(self, count: int) -> object:
-        """Return so many bytes."""
-        return b"x" * count
-
     def start(self) -> int:
         """Start a process that killing the agent alone would leave behind."""
         return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
@@ -55,8 +51,6 @@ class Trial:
             raise WorkerError("a rank failed", "its traceback")
         if how == "mute":
             raise DeviceError
-        if how == "broken":
-            raise _BrokenError
         raise ValueError(f"unexpected\n{how}")
 
     def garbage(self, data: Any) -> None:
@@ -65,8 +59,3 @@ class Trial:
             if each.exists() and int(each.name) > 2 and str(each.readlink()).startswith("socket"):
                 os.write(int(each.name), data)
         signal.pause()
-
-
-class _BrokenError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")

@@ -6,8 +6,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pytest_llenergy.hosts.gangs import describe_unlike
-from pytest_llenergy.record.environment import Environment, environment_key
+from pytest_llenergy.record.environment import environment_key
 from pytest_llenergy.record.report import decode_report, encode_report
 
 from .reports import BOARD, HOST, REPORT
@@ -93,30 +92,3 @@ def test_a_report_without_a_cluster_has_no_hosts_and_one_with_a_cluster_keeps_th
     assert again == report
     assert again.environment is not None
     assert dict(again.environment.cluster_hosts) == {"n1": here, "n2": here}
-
-
-def test_hosts_that_differ_are_described_on_one_line() -> None:
-    def node(**changes: object) -> Environment:
-        assert REPORT.environment is not None
-        return msgspec.structs.replace(REPORT.environment, **changes)
-
-    newer = node(
-        driver="590.2",
-        packages={"torch": "2.10", "numpy": "2.4"},
-        host=msgspec.structs.replace(HOST, name="n3", load_average=7.0),
-    )
-    assert describe_unlike({"n1": node(), "n2": node()}) == ""
-    assert describe_unlike({"n1": node(), "n2": node(), "n3": newer}) == (
-        "driver: 580.1 (n1, n2), 590.2 (n3); torch: 2.9 (n1, n2), 2.10 (n3); numpy: none (n1, n2), 2.4 (n3)"
-    )
-    small = node(gpus=[], host=msgspec.structs.replace(HOST, logical_cpus=32, system="Linux 6.9"))
-    assert describe_unlike({"n1": node(), "n2": small}) == (
-        "cores: 64 (n1), 32 (n2); GPUs: NVIDIA H100 700 W (n1), none (n2); "
-        "system: Linux 6.8 (n1), Linux 6.9 (n2)"
-    )
-    mixed = node(gpus=[BOARD, msgspec.structs.replace(BOARD, name="NVIDIA L4", power_limit_w=None), BOARD])
-    assert (
-        describe_unlike({"n1": mixed, "n2": small})
-        .partition("; ")[2]
-        .startswith("GPUs: 2 × NVIDIA H100 700 W, NVIDIA L4 ? W (n1), none (n2); ")
-    )

@@ -71,7 +71,7 @@ def start_agent(listener: Listener, slot: int) -> subprocess.Popen[bytes]:
     )
     assert process.stdin is not None
     with process.stdin:
-        process.stdin.write(f"{listener.invitation.encode()}\n".encode())
+        process.stdin.write(f"{listener.invitation}\n".encode())
     return process
 
 

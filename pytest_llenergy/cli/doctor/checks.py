@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -51,8 +51,8 @@ from pytest_llenergy.errors import DeviceError, LLEnergyError, MeterError
 from pytest_llenergy.lifetime import module_command
 
 if TYPE_CHECKING:
-    from pytest_llenergy.hosts.host_facts import HostInventory
     from pytest_llenergy.hosts.launchers import Cluster, HostOffer
+    from pytest_llenergy.record.environment import Board
 
 #: PCI vendors (pci.ids), and the class of display controllers (PCI Code and ID Assignment, base class 03h).
 NVIDIA, AMD, DISPLAY = 0x10DE, 0x1002, 0x03
@@ -324,34 +324,33 @@ def check_cluster(name: str) -> Iterator[Line]:
             for offer in offers:
                 avoid = {each.name: "another host is checked" for each in offers if each is not offer}
                 try:
-                    versions, facts = _describe_host(cluster, offer, avoid)
+                    versions, boards, meters = _describe_host(cluster, offer, avoid)
                 except LLEnergyError as error:
                     yield Line("wrong", f"{offer.name} cannot be used: {error}")
                     continue
                 shown = ", ".join(f"{package} {version}" for package, version in versions.items())
-                gpus = ", ".join(board.name for board in facts.devices) or "none"
-                able = [each for each in facts.meters if each.available]
+                gpus = ", ".join(board.name for board in boards) or "none"
+                able = [each for each in meters if each.available]
                 kinds = dict.fromkeys(f"{each.name} ({each.detail.partition(',')[0]})" for each in able)
-                meters = ", ".join(kinds) or "none"
-                yield Line("host", f"{offer.name}: {shown}; GPUs: {gpus}; meters: {meters}")
-                found = len(facts.devices)
+                able_to = ", ".join(kinds) or "none"
+                yield Line("host", f"{offer.name}: {shown}; GPUs: {gpus}; meters: {able_to}")
+                found = len(boards)
                 if found < offer.devices or (found and add):
-                    why = add or "; ".join(facts.devices_missing)
                     counted = f"{offer.devices} GPUs for the launcher, {found} that the driver shows"
-                    yield Line("wrong", f"{offer.name}: {counted}; {why}")
+                    yield Line("wrong", "; ".join(filter(None, (f"{offer.name}: {counted}", add))))
     except LLEnergyError as error:
         yield Line("wrong", str(error))
 
 
 def _describe_host(
     cluster: Cluster, offer: HostOffer, avoid: Mapping[str, str]
-) -> tuple[Mapping[str, str], HostInventory]:
+) -> tuple[Mapping[str, str], Sequence[Board], Sequence[MeterFacts]]:
     from pytest_llenergy.hosts.launchers import Shape
 
     gang = cluster.gang(Shape(1, offer.devices), BUSY_TIMEOUT_S, lambda _: None, avoid)
     with closing(gang):
         (host,) = gang.hosts
-        return host.facts.versions, host.call("host.inventory", METERS_TIMEOUT_S)
+        return (host.facts.versions, *host.call("ranks.inventory", METERS_TIMEOUT_S))
 
 
 CHECKS: dict[str, Callable[..., Iterator[Line]]] = {
