@@ -77,7 +77,7 @@ def start_agent(listener: Listener, slot: int) -> subprocess.Popen[bytes]:
 
 def ask_all(hosts: Sequence[RemoteHost]) -> None:
     """Send one small request to all hosts, then await all answers, as for the energies of a round."""
-    for pending in [host.begin("ranks.usable_cpus") for host in hosts]:
+    for pending in [host.begin("ranks.free_ports") for host in hosts]:
         pending.result(ANSWER_TIMEOUT_S)
 
 
