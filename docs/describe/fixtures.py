@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, get_type_hints
 import pytest_llenergy
 from pytest_llenergy.api import BackendHandle, Energy, EnergyMeter, Run, Workers
 from pytest_llenergy.backends.tasks import (
-    Embedding,
-    EmbeddingParams,
     Generation,
     GenerationParams,
     Params,
@@ -41,7 +39,7 @@ class Object(NamedTuple):
     paragraphs: int | None = None
 
 
-PARAMETERS = (GenerationParams, EmbeddingParams, ServeParams)
+PARAMETERS = (GenerationParams, ServeParams)
 OBJECTS = (
     Object(Energy, ("__call__", "pedantic", "score", "metric", "extra_info"), called="energy"),
     Object(Run, ("rounds", "metrics", "result")),
@@ -63,11 +61,8 @@ OBJECTS = (
     ),
     Object(Lease, ("uuids", "indices", "names", "visible_devices", "devices", "fallback"), paragraphs=2),
     Object(Workers, ("world_size", "run", "call")),
-    Object(
-        BackendHandle, ("name", "model", "options", "tasks", "with_options", "generate", "embed", "serve")
-    ),
+    Object(BackendHandle, ("name", "model", "options", "tasks", "with_options", "generate", "serve")),
     Object(Generation, ("texts", "token_ids", "requests", "output_tokens")),
-    Object(Embedding, ("vectors", "requests", "dimension")),
     Object(ServedLoad, ("requests", "output_tokens", "exact", "failures", "cached_tokens")),
     Object(Measuring, ("window", "begin", "end", "total", "windows", "reasons")),
 )

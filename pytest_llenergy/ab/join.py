@@ -12,7 +12,7 @@ from pytest_llenergy.compare.comparability import device_differences
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.record.custom_metrics import join_custom
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop
+from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Flag, Record, Round, flag_kind
 from pytest_llenergy.record.report import Report
 
@@ -97,10 +97,9 @@ def _join_record(parts: Sequence[SessionRecord]) -> Record:
         return msgspec.structs.replace(first, failed_gate=False)
     metrics = compute_metrics(rounds, None, min((meter.coverage for meter in first.meters), default=1.0))
     energy = metrics["energy_j"]
-    # They belong to no round; those of any session will do.
-    metrics |= {name: first.metrics[name] for name in ("peak_memory_bytes", "flops") if name in first.metrics}
-    if "flops" in metrics:
-        metrics["energy_per_flop_j"] = energy_per_flop(energy, metrics["flops"])
+    if "peak_memory_bytes" in first.metrics:
+        # It belongs to no round; that of any session will do.
+        metrics["peak_memory_bytes"] = first.metrics["peak_memory_bytes"]
     added, custom = join_custom([part.record for part in parts])
     return msgspec.structs.replace(
         first,

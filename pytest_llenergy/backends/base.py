@@ -147,8 +147,7 @@ class Backend(Protocol):
 
     Each task besides ``generate`` has its own method next to ``prepare``; see ``backends.tasks``. Optional:
     ``count_tokens(texts)`` returns the tokens of each text, as ``prepare`` would count it, so that prompts of
-    a number of tokens can be written; ``flops(job, result)`` returns the ``Flops`` of one ``run``, padding
-    included, for which the job may be run again. With ``launch="backend"``, ``workers()`` returns the
+    a number of tokens can be written. With ``launch="backend"``, ``workers()`` returns the
     ``BackendWorker`` processes of this host that hold a part of the model.
     """
 

@@ -16,7 +16,7 @@ from pytest_llenergy.record.record import Flag
 
 #: Load options that mean the same in every backend that declares them. A backend that does not declare one
 #: refuses it, even if its library has an option of that name.
-COMMON_OPTIONS = ("dtype", "prefix_cache", "lora")
+COMMON_OPTIONS = ("dtype", "prefix_cache")
 
 #: On a round that has taken prompt tokens from the prefix cache.
 PREFIXES_REUSED = Flag(

@@ -11,7 +11,7 @@ LLAMA_SHAPES = {
     "llama-135m": {"hidden_size": 640, "intermediate_size": 1536, "num_hidden_layers": 30},
 }
 
-RANDOM_PRESETS = (*LLAMA_SHAPES, "bert-tiny")
+RANDOM_PRESETS = tuple(LLAMA_SHAPES)
 
 
 def make_random_model(preset: str) -> tuple[Any, Any]:
@@ -20,8 +20,7 @@ def make_random_model(preset: str) -> tuple[Any, Any]:
 
     tokenizer = _byte_tokenizer()
     torch.manual_seed(0)
-    make = _random_bert if preset == "bert-tiny" else _random_llama
-    return make(preset, len(tokenizer)), tokenizer
+    return _random_llama(preset, len(tokenizer)), tokenizer
 
 
 def _byte_tokenizer() -> Any:
@@ -59,19 +58,3 @@ def _random_llama(preset: str, vocabulary: int) -> Any:
     # The usual small initialisation makes all tokens nearly equally likely; these weights separate them.
     torch.nn.init.normal_(model.lm_head.weight, std=0.5)
     return model
-
-
-def _random_bert(_preset: str, vocabulary: int) -> Any:
-    from transformers import BertConfig, BertModel
-
-    return BertModel(
-        BertConfig(
-            vocab_size=vocabulary,
-            hidden_size=128,
-            intermediate_size=256,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=512,
-            pad_token_id=0,
-        )
-    )

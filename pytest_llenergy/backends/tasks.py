@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend can be asked to do: generate, embed and serve, each with its parameters and its result.
+"""What a backend can be asked to do: generate and serve, each with its parameters and its result.
 
 Parameters are checked before anything is started, and recorded whole. A result holds one ``RequestTimeline``
 per input, in the order of the inputs.
@@ -172,46 +172,6 @@ def cut_at_end(row: list[int], ends: Set[int]) -> list[int]:
     return next((row[: index + 1] for index, token in enumerate(row) if token in ends), row)
 
 
-class EmbeddingParams(Params, frozen=True):
-    """Parameters of ``embed``.
-
-    Attributes:
-        pooling: How the vectors of a text's tokens become one: their mean, the first (``cls``) or the last.
-            Padding is left out.
-        normalize: Scale each vector to length 1.
-    """
-
-    task: ClassVar[str] = "embed"
-
-    pooling: Literal["mean", "cls", "last"] = "mean"
-    normalize: bool = True
-
-
-class Embedding(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of ``embed``: one vector per text, in order. ``requests`` holds input tokens; there are no
-    output tokens.
-    """
-
-    vectors: list[list[float]]
-    requests: list[RequestTimeline]
-
-    def __repr__(self) -> str:
-        return f"<Embedding of {len(self.vectors)} texts, {self.dimension} numbers each>"
-
-    @property
-    def dimension(self) -> int:
-        """Length of the vectors."""
-        return len(self.vectors[0]) if self.vectors else 0
-
-    @staticmethod
-    def merge(parts: Sequence[Embedding]) -> Embedding:
-        """Join the ranks' results for consecutive parts of a batch."""
-        return Embedding(
-            vectors=[vector for part in parts for vector in part.vectors],
-            requests=[request for part in parts for request in part.requests],
-        )
-
-
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a search for the maximum load sends one of its loads.
 
@@ -236,8 +196,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class ServeParams(GenerationParams, frozen=True):
     """Parameters of ``serve``: ``request_rate``, a trace, or ``concurrency`` alone.
 
-    Prompts are used in turn; a conversation counts as one of them, here and below. Arrivals are the same in
-    each round, except in a search.
+    Prompts are used in turn. Arrivals are the same in each round, except in a search.
 
     Attributes:
         request_rate: Open loop: requests per second, sent on schedule whatever the server does.
@@ -289,7 +248,7 @@ class ServeParams(GenerationParams, frozen=True):
 
     @property
     def requests(self) -> int:
-        """Total number of requests; a conversation counts as one."""
+        """Total number of requests."""
         return len(self.trace) if self.trace else self.num_requests or DEFAULT_REQUESTS
 
     @property
@@ -362,7 +321,6 @@ class Task:
 
 
 GENERATE = Task("generate", GenerationParams, "prepare", Generation)
-EMBED = Task("embed", EmbeddingParams, "prepare_embedding", Embedding)
 SERVE = Task("serve", ServeParams, "prepare_serve", ServedLoad)
 
-TASKS = {task.name: task for task in (GENERATE, EMBED, SERVE)}
+TASKS = {task.name: task for task in (GENERATE, SERVE)}

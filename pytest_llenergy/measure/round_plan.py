@@ -43,7 +43,6 @@ class RoundPlan:
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
         is_estimate: Whether all meters estimate, so that fewer rounds are enough.
         requests: How requests share the energy of a round, if each of them is to be in the record.
-        flops: Whether to count floating-point operations after the rounds.
     """
 
     rounds: int
@@ -57,7 +56,6 @@ class RoundPlan:
     floor: int | None = None
     is_estimate: bool = False
     requests: Sharing | None = None
-    flops: bool = False
 
     @property
     def least(self) -> int:

@@ -78,16 +78,14 @@ def energy_options(
     target: float | str | None = None,
     budget: float | None = None,
     iterations: int | None = None,
-    flops: bool | None = None,
 ) -> dict[str, Any]:
-    """energy_options(*, rounds=None, warmup=None, target=None, budget=None, iterations=None, flops=None): \
+    """energy_options(*, rounds=None, warmup=None, target=None, budget=None, iterations=None): \
 how energy(...) measures the test. rounds, warmup, target and budget override --energy-rounds, \
---energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round; flops=True \
-counts floating-point operations in a pass after the rounds. A setting that the mark leaves out comes from \
-the class, then the module, then the option."""
+--energy-warmup, --energy-target and --energy-budget; iterations fixes the calls per round. A setting \
+that the mark leaves out comes from the class, then the module, then the option."""
     from pytest_llenergy.plugin.rounds import parse_round_options
 
-    return parse_round_options(rounds, warmup, target, budget, iterations, flops)
+    return parse_round_options(rounds, warmup, target, budget, iterations)
 
 
 def energy_gate(

@@ -30,7 +30,6 @@ def parse_round_options(
     target: float | str | None,
     budget: float | None,
     iterations: int | None,
-    flops: bool | None,
 ) -> dict[str, Any]:
     """Return the given settings of the mark ``energy_options`` as fields of a ``RoundPlan``.
 
@@ -47,8 +46,6 @@ def parse_round_options(
         fields["target"] = _converted("target", target, share, (int, float, str))
     if budget is not None:
         fields["budget_s"] = _converted("budget", budget, seconds, (int, float))
-    if flops is not None:
-        fields["flops"] = bool(flops)
     if not fields:
         raise PlanError("names no setting; add one, such as rounds=10, or remove the mark")
     return fields

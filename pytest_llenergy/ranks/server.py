@@ -26,7 +26,7 @@ from pytest_llenergy.errors import BackendError, PlanError
 from pytest_llenergy.ranks import calls, transport, usage
 from pytest_llenergy.ranks.pickling import dump_result, load_call
 from pytest_llenergy.record.record import Flag, Parallel
-from pytest_llenergy.record.timeline import FUNCTION_FLOPS_REASON, Flops, Iteration, RankTimeline
+from pytest_llenergy.record.timeline import Iteration, RankTimeline
 
 #: Exceptions that are outcomes, besides those of pytest, which have a base class: pytest's name for each.
 OUTCOMES = {
@@ -222,23 +222,8 @@ class RankServer:
             failures=tuple(getattr(generated, "failures", ())),
         )
 
-    def _last_result(self) -> Any:
-        return self._job.result(self._iterations[-1][2])
-
     def _result(self, _payload: None) -> bytes:
-        return dump_result(self._last_result())
-
-    def _flops(self, _payload: None) -> bytes:
-        """Return the encoded operations of one iteration, perhaps by running the job once more."""
-        if isinstance(self._job, CallJob):
-            flops = Flops.unknown(FUNCTION_FLOPS_REASON)
-        elif self._follows:
-            flops = Flops(count=0)
-        elif (count := getattr(self._backend, "flops", None)) is None:
-            flops = Flops.unknown(f"{self._backend_name} does not report its operations")
-        else:
-            flops = count(self._job, self._last_result())
-        return msgspec.json.encode(flops)
+        return dump_result(self._job.result(self._iterations[-1][2]))
 
     def _clean_up(self, _payload: None) -> None:
         """Forget the work of a test. What its functions have changed elsewhere is their file's own."""

@@ -16,7 +16,7 @@ from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.pickling import dump_call, load_result
 from pytest_llenergy.ranks.plan import LOCALHOST
 from pytest_llenergy.record.load_curve import Slo
-from pytest_llenergy.record.timeline import Flops, RankTimeline, Timeline, sum_flops
+from pytest_llenergy.record.timeline import RankTimeline, Timeline
 
 
 class RankWorkload:
@@ -73,11 +73,6 @@ class RankWorkload:
         self.prepare_round()
         self.work()
         return self.timeline()
-
-    def flops(self) -> Flops:
-        """Return the operations of one iteration on all ranks; these may run the job once more for it."""
-        answers = self._request("flops")
-        return sum_flops([msgspec.json.decode(answer, type=Flops) for answer in answers], self._replica_size)
 
     def results(self) -> list[Any]:
         """Return the results of the last round by rank, without further ranks with the same inputs."""

@@ -34,7 +34,6 @@ from pytest_llenergy.record.round_metric import (
 )
 from pytest_llenergy.record.round_statistics import RoundValue, summarize_rounds
 from pytest_llenergy.record.served_metrics import SERVED_METRICS
-from pytest_llenergy.record.timeline import Flops
 
 #: Iterations of all rounds together that show a short phase, because they begin at different moments of a
 #: tick (benchmarks/plugin/coverage/worlds_run.py), and most iterations of a round that are worth a try.
@@ -45,29 +44,6 @@ NO_OUTPUT = "no output tokens (count yours: energy(fn, output_tokens=...))"
 NO_INPUT, NO_PHASES = "the workload has no input tokens", "the workload has no phases"
 NO_DRAFTS, NO_TIMES = "the work drafts no tokens", "no token timestamps"
 NO_GAPS = "no token timestamps, or fewer than two tokens"
-
-
-def flops_metrics(energy: Metric, flops: Flops) -> dict[str, Metric]:
-    """Return the floating-point operations of an iteration, and the joules of each.
-
-    ``energy`` is the energy of an iteration (J).
-    """
-    count = Metric(
-        value=flops.count,
-        unit="FLOP",
-        n=int(flops.count is not None),
-        reason=flops.reason,
-        source=flops.source,
-    )
-    return {"flops": count, "energy_per_flop_j": energy_per_flop(energy, count)}
-
-
-def energy_per_flop(energy: Metric, flops: Metric) -> Metric:
-    """Return the joules of one floating-point operation, with the relative uncertainties of the energy."""
-    if not flops.value:
-        reason = flops.reason or "no floating-point operations were counted"
-        return Metric(value=None, unit="J", reason=reason, source=flops.source)
-    return scale_metric(energy, 1 / flops.value, "J", flops.source)
 
 
 def scale_metric(metric: Metric, factor: float, unit: str, source: str | None) -> Metric:
@@ -236,7 +212,7 @@ def decode_tokens(round_: Round) -> int:
 
 
 def is_prefill_only(rounds: Sequence[Round]) -> bool:
-    """Return whether work reads tokens and produces at most one for each request, as embedding does too."""
+    """Return whether work reads tokens and produces at most one for each request."""
     return bool(rounds) and all(_input_tokens(each) > 0 and decode_tokens(each) <= 0 for each in rounds)
 
 
@@ -364,8 +340,6 @@ ROUND_METRICS: dict[str, RoundMetric] = {
 #: Every metric that has one value for all rounds; ``measure.roles`` computes those of roles.
 METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {
     "peak_memory_bytes": SingleMetric("B", "peak MiB"),
-    "flops": SingleMetric("FLOP", "FLOP"),
-    "energy_per_flop_j": SingleMetric("J", "per FLOP ± u"),
     "prefill_workers_energy_j": SingleMetric("J", "prefill workers ± u"),
     "prefill_workers_energy_per_input_token_j": SingleMetric(
         "J/token", "prefill workers per input token ± u"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a rank on a round: timestamps, counts and floating-point operations, but no energy.
+"""The report of a rank on a round: timestamps and counts, but no energy.
 
 Times are nanoseconds of ``CLOCK_MONOTONIC``, which is one clock for all processes of a host. The process that
 reads the meters can therefore join them with its trace. Those of other hosts are converted first.
@@ -7,20 +7,12 @@ reads the meters can therefore join them with its trace. Those of other hosts ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
 
 from pytest_llenergy.record.record import Flag, Tokens
-
-#: Reason for unknown FLOPs of a plain function.
-FUNCTION_FLOPS_REASON = (
-    "only the operations of a backend are counted; a function can use torch.utils.flop_counter itself"
-)
-
-#: Reason for unknown FLOPs of a curve over load or a search, whose loads have unlike numbers of requests.
-LOADS_FLOPS_REASON = "load_curve and max_load count no operations"
 
 Times = TypeVar("Times", bound=msgspec.Struct)
 
@@ -199,33 +191,3 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def cpu_time_s(self) -> float:
         """CPU seconds of all rank processes within the round."""
         return sum(rank.cpu_time_s for rank in self.ranks)
-
-
-class Flops(msgspec.Struct, frozen=True, kw_only=True):
-    """Floating-point operations of one iteration; a multiplication and an addition count as two.
-
-    Attributes:
-        count: None if unknown, with a ``reason``.
-        source: How they were counted.
-        shared: Whether ``count`` covers all ranks that work on the same inputs, rather than this rank alone.
-    """
-
-    count: int | None
-    source: str | None = None
-    shared: bool = False
-    reason: str | None = None
-
-    @staticmethod
-    def unknown(reason: str) -> Flops:
-        """Return an unknown count."""
-        return Flops(count=None, reason=reason)
-
-
-def sum_flops(flops: Sequence[Flops], together: int = 1) -> Flops:
-    """Add up the counts of all ranks, of which each ``together`` consecutive ones share their inputs."""
-    unknown = next((each for each in flops if each.count is None), None)
-    if unknown is not None:
-        return unknown
-    counts = [each.count or 0 for rank, each in enumerate(flops) if not each.shared or rank % together == 0]
-    sources = dict.fromkeys(each.source for each in flops if each.source is not None)
-    return Flops(count=sum(counts), source="; ".join(sources))

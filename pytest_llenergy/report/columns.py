@@ -54,12 +54,11 @@ def number_types(record: Record) -> str:
     weights, compute, inputs = (
         _shorten_types(each) or UNKNOWN for each in (known.weights, known.compute, known.activations)
     )
-    # Models that only embed have no cache.
-    cache = _shorten_types(known.kv_cache) or ("" if record.backend.task == "embed" else UNKNOWN)
+    cache = _shorten_types(known.kv_cache) or UNKNOWN
     words = [weights]
     if compute != weights:
         words.append(compute)
-    if cache not in ("", compute):
+    if cache != compute:
         words.append(f"kv-{cache}")
     if inputs != "none" and (inputs != UNKNOWN or compute != weights):
         words.append(f"in-{inputs}")

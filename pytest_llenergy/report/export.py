@@ -31,7 +31,6 @@ _UNITS = (
     ("_tokens_per_s", "_rate", "tokens_per_second"),
     ("requests_per_s", "request_rate", "requests_per_second"),
     ("slo_attainment", "slo_attainment", "ratio"),
-    ("flops", "work", "flops"),
     ("_acceptance_rate", "_acceptance", "ratio"),
     ("_bytes", "", "bytes"),
     ("_j", "", "joules"),

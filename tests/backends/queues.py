@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from pytest_llenergy.backends.tasks import ServeParams
 from pytest_llenergy.record.timeline import RequestTimeline
@@ -14,23 +13,6 @@ S = 1_000_000_000
 
 #: Time of a request that has the server for itself (seconds), and the part before its first token.
 SERVICE_S, FIRST_S = 1.0, 0.25
-
-
-class Turn(NamedTuple):
-    """A request of a conversation, and the number of the conversation."""
-
-    request: RequestTimeline
-    talk: int
-    is_first: bool
-
-
-def split(turns: Sequence[Turn]) -> tuple[list[RequestTimeline], list[int | None], list[int]]:
-    """Return what ``load_phases`` takes: the requests, when each was due, and their conversations."""
-    return (
-        [each.request for each in turns],
-        [each.request.start_ns if each.is_first else None for each in turns],
-        [each.talk for each in turns],
-    )
 
 
 def arrivals_s(slots: int, load: float, number: int, seed: int) -> Sequence[float]:
@@ -65,28 +47,6 @@ def shedding(slots: int, waiting: int, sent_s: Sequence[float]) -> tuple[list[Re
             places.append(place)
     refused = [place for place in range(len(sent_s)) if place not in set(places)]
     return queued(slots, [sent_s[place] for place in places]), refused
-
-
-def conversing(slots: int, sent_s: Sequence[float], turns: Sequence[int], think_s: float) -> list[Turn]:
-    """Return the requests of conversations that begin at ``sent_s``, by send time, as in ``queued``.
-
-    Args:
-        slots: Requests that are served at once.
-        sent_s: When each conversation begins (s).
-        turns: Requests of each conversation.
-        think_s: Pause before each follow-up (s).
-    """
-    free_s, waiting, made = [0.0] * slots, [(at_s, 0, talk) for talk, at_s in enumerate(sent_s)], []
-    heapq.heapify(waiting)
-    while waiting:
-        at_s, turn, talk = heapq.heappop(waiting)
-        start_s = max(at_s, heapq.heappop(free_s))
-        done_s = start_s + SERVICE_S
-        heapq.heappush(free_s, done_s)
-        made.append(Turn(_request(at_s, start_s + FIRST_S, done_s), talk, turn == 0))
-        if turn + 1 < turns[talk]:
-            heapq.heappush(waiting, (done_s + think_s, turn + 1, talk))
-    return made
 
 
 def shared(slots: int, sent_s: Sequence[float]) -> list[RequestTimeline]:

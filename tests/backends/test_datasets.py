@@ -29,31 +29,32 @@ class TestForms:
         ]
         assert dataset(file, limit=1).description == "1 requests of data.jsonl"
 
-    def test_a_conversation_of_sharegpt_gives_output_lengths_by_its_answers(self, tmp_path: Path) -> None:
+    def test_the_first_prompt_and_answer_of_sharegpt_are_read(self, tmp_path: Path) -> None:
         file = tmp_path / "sharegpt.json"
         talk = [
             {"from": "human", "value": "hi"},
             {"from": "gpt", "value": "hello there"},
             {"from": "human", "value": "bye"},
         ]
-        file.write_text(json.dumps([{"id": "1", "conversations": talk}]))
-        then = (Request(prompt="bye", output_tokens=7),)
+        file.write_text(json.dumps([{"id": "1", "conversations": talk}, {"conversations": talk[:1]}]))
         assert list(dataset(file, output_tokens=7)) == [
-            Request(prompt="hi", answer="hello there", follow_ups=then)
+            Request(prompt="hi", answer="hello there"),
+            Request(prompt="hi", output_tokens=7),
         ]
 
     def test_messages_of_openai(self, tmp_path: Path) -> None:
+        """What comes before the last message of a user is sent with it."""
         messages = [
             {"role": "system", "content": "Be short."},
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": "hello"},
             {"role": "user", "content": "bye"},
         ]
-        file = jsonl(tmp_path, {"messages": messages, "output_tokens": 5})
-        then = (Request(prompt="bye", output_tokens=5),)
-        assert list(dataset(file)) == [
-            Request(prompt="hi", system="Be short.", output_tokens=5, follow_ups=then)
-        ]
+        file = jsonl(tmp_path, {"messages": messages, "output_tokens": 5}, {"messages": messages[:3]})
+        first, second = dataset(file)
+        history = (("system", "Be short."), ("user", "hi"), ("assistant", "hello"))
+        assert first == Request(history=history, prompt="bye", output_tokens=5)
+        assert second == Request(history=history[:1], prompt="hi", answer="hello")
 
     def test_parts_of_a_message_are_its_text_and_explicit_lengths_count(self, tmp_path: Path) -> None:
         parts = [{"type": "text", "text": "hi"}, {"type": "text", "text": " there"}]
@@ -70,17 +71,6 @@ class TestForms:
         made = dataset(file, skip_bad_rows=True)
         assert [each.prompt for each in made] == ["a", "\ufeffb"]
         assert made.description == "2 requests of data.jsonl, 3 rows skipped"
-
-    def test_turns_with_lengths_and_pauses(self, tmp_path: Path) -> None:
-        row = {
-            "turns": [
-                {"input_tokens": 30, "output_tokens": 4},
-                {"prompt": "more", "output_tokens": 5, "think_s": 1.5},
-            ]
-        }
-        (request,) = dataset(jsonl(tmp_path, row))
-        assert (request.input_tokens, request.output_tokens) == (30, 4)
-        assert request.follow_ups == (Request(prompt="more", output_tokens=5, think_s=1.5),)
 
     def test_a_trace_of_mooncake_shares_the_blocks_of_equal_hash_ids(self, tmp_path: Path) -> None:
         """The first rows of the published trace."""
@@ -122,7 +112,7 @@ class TestFaults:
             ([{"prompt": "a"}, [1]], "line 2: needs an object, found list"),
             (
                 [{"promt": "a"}],
-                "line 1: no prompt, messages, conversations, turns or input_tokens; it has: promt; ",
+                "line 1: no prompt, messages, conversations or input_tokens; it has: promt; ",
             ),
             ([{"prompt": ""}], "line 1: Expected `str` matching regex"),
             ([{"prompt": "a", "output_tokens": 0}], "line 1: Expected `int` >= 1 - at `output_tokens`"),
@@ -136,10 +126,8 @@ class TestFaults:
                 [{"prompt": "a", "timestamp": 5}, {"prompt": "a", "timestamp": 4}],
                 "request 2 is earlier than the",
             ),
-            ([{"messages": [{"role": "system", "content": "x"}]}], "line 1: no message of a user"),
+            ([{"messages": [{"role": "system", "content": "x"}]}], "line 1: no message of a user at the end"),
             ([{"messages": "x"}], "line 1: messages must be a list of objects"),
-            ([{"turns": [{"think_s": -1}]}], "line 1: Expected `float` >= 0.0 - at `turns[0].think_s`"),
-            ([{"turns": [{"think_s": 1}]}], "line 1: turn 1 has no prompt and no input_tokens"),
             (["# a comment", {"prompt": "a"}], "line 1: not JSON in UTF-8: "),
             (['{"prompt": "a"}', '{"prompt": "\\ud800"}'], "line 2: not JSON in UTF-8: "),
             (
@@ -160,7 +148,7 @@ class TestFaults:
             ),
             (
                 [{"conversations": [{"from": "gpt", "value": "a"}, {"from": "human", "value": "b"}]}],
-                "line 1: message 1 of gpt comes before or after where it can be used",
+                "line 1: no message of a user at the end",
             ),
             ([], "holds no requests"),
         ],

@@ -105,11 +105,17 @@ def test_a_load_ends_when_its_time_is_up(backend: ServerBackend) -> None:
 
 
 def test_a_request_without_any_answer_has_missed_the_limit_of_its_end() -> None:
-    counter = MissCounter(slo(e2e=0.05), allowed=0)
+    counter = MissCounter(slo(e2e=0.05), allowed=0, last_ns=2**62)
     counter.watch(Stream(sent_ns=time.monotonic_ns()))
     assert not counter.is_over()
     counter.watch(Stream(sent_ns=time.monotonic_ns() - 10**9))
     assert counter.is_over()
+
+
+def test_what_the_end_of_the_load_cuts_off_has_missed_nothing() -> None:
+    counter = MissCounter(slo(ttft=60.0), allowed=0, last_ns=time.monotonic_ns())
+    counter.watch(Stream(sent_ns=time.monotonic_ns(), broke="not done after 1 s", ended=True))
+    assert not counter.is_over()
 
 
 @pytest.mark.parametrize("max_failures", [0, 1000])
@@ -173,7 +179,7 @@ def test_a_load_that_ends_early_says_which_of_its_requests_failed(tmp_path: Path
     ended, failed = result.flags
     assert (ended.name, failed.name, failed.severity) == ("ended-early", "failed-request", "warning")
     refused = sum(each.stream.failed for each in outcome.exchanges)
-    assert failed.detail.startswith(f"{refused} of {outcome.sent} requests failed, ")
+    assert failed.detail.startswith(f"{refused} of {len(outcome.exchanges)} requests failed, ")
     assert " of 200: 503 from /v1/completions: queue full" in failed.detail
 
 

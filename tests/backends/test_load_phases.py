@@ -13,7 +13,7 @@ import pytest
 from pytest_llenergy.backends.load_phases import load_phases, phase_spans, steady_span
 from pytest_llenergy.record.timeline import RequestTimeline
 
-from .queues import S, arrivals_s, conversing, queued, shared, shedding, split
+from .queues import S, arrivals_s, queued, shared, shedding
 
 MS = 1_000_000
 
@@ -40,19 +40,6 @@ class TestSteadyState:
 
     def test_a_closed_loop_is_steady_once_all_slots_have_a_token(self) -> None:
         assert steady_span(self.LOAD, 2) == (350 * MS, 500 * MS)
-
-    #: Two conversations of two turns, from 0 to 550 and from 250 to 900 ms.
-    TALKS = (request(0, 100, 200), request(250, 300, 400), request(450, 500, 550), request(700, 800, 900))
-
-    def test_an_open_loop_of_conversations_is_steady_while_they_begin_and_end(self) -> None:
-        later = (*self.TALKS, request(600, 650, 1000))
-        assert steady_span(later, None, (0, 1, 0, 1, 2)) == (550 * MS, 600 * MS)
-        assert steady_span(self.TALKS, None, (0, 1, 0, 1)) is None
-
-    def test_a_closed_loop_of_conversations_is_steady_until_the_last_begins(self) -> None:
-        later = (*self.TALKS, request(600, 650, 1000))
-        assert steady_span(later, 2, (0, 1, 0, 1, 2)) == (300 * MS, 600 * MS)
-        assert steady_span(later, 4, (0, 1, 0, 1, 2)) is None
 
     def test_tokens_count_in_the_span_of_their_arrival(self) -> None:
         """The third token arrives at 300 ms, as the steady state begins, and counts in it."""
@@ -134,35 +121,6 @@ class TestSaturation:
             services_s = [draw.expovariate(1.0) for _ in sent_s]
             assert verdict(queued(144, sent_s, services_s)) != "saturated"
 
-    @pytest.mark.parametrize("turns", [2, 4])
-    @pytest.mark.parametrize("load", [0.5, 0.8, 1.3, 2.0])
-    def test_conversations_above_the_capacity_are_not_steady(self, load: float, turns: int) -> None:
-        """Follow-ups are sent later if the server is slow, so that single requests keep up."""
-        found: Counter[str] = Counter()
-        for seed in range(20):
-            sent_s = arrivals_s(4, load / turns, 128, seed)
-            made = split(conversing(4, sent_s, [turns] * 128, think_s=2.0))
-            _, flags = load_phases(made[0], None, 0, 10**15, *made[1:])
-            found[flags[0].name if flags else "steady"] += 1
-            assert not flags or "achieved " in flags[0].detail
-        if load < 1:
-            assert found == {"steady": 20}
-        else:
-            assert "steady" not in found
-            assert found["saturated"] >= 17
-
-    def test_conversations_of_unlike_length_above_the_capacity_are_not_steady(self) -> None:
-        """One to thirty turns, four on average."""
-        for seed in range(20):
-            draw = random.Random(seed)
-            turns = [min(30, 1 + int(draw.expovariate(1 / 3.5))) for _ in range(128)]
-            for load in (0.7, 1.5):
-                sent_s = arrivals_s(4, load * 128 / sum(turns), 128, seed)
-                made = split(conversing(4, sent_s, turns, think_s=2.0))
-                _, flags = load_phases(made[0], None, 0, 10**15, *made[1:])
-                names = [each.name for each in flags]
-                assert names != ["saturated"] if load < 1 else names
-
     @pytest.mark.parametrize("load", [1.4, 2.0])
     def test_a_server_that_refuses_what_is_too_much_is_saturated(self, load: float) -> None:
         """It answers in time whatever it accepts, so that only the failures tell."""
@@ -170,36 +128,18 @@ class TestSaturation:
             sent_s = arrivals_s(4, load, 200, seed)
             requests, refused = shedding(4, 4, sent_s)
             assert verdict(requests) == "steady"
-            talks = [place for place in range(200) if place not in set(refused)]
-            failed = {place: round((10 + sent_s[place]) * S) for place in refused}
-            spans, (flag,) = load_phases(requests, None, 0, 10**15, (), talks, failed=failed)
+            failed_ns = [round((10 + sent_s[place]) * S) for place in refused]
+            spans, (flag,) = load_phases(requests, None, 0, 10**15, failed_ns=failed_ns)
             assert (flag.name, flag.severity, spans) == ("saturated", "warning", [])
             assert flag.detail == (
                 f"{len(refused)} of 200 requests failed, asked for {4 * load:.3g} requests/s; lower the "
                 "rate, or see failed-request"
             )
 
-    def test_conversations_that_broke_off_have_failed(self) -> None:
-        """The first turns of all were answered."""
-        made = split(conversing(4, arrivals_s(4, 0.2, 64, 0), [2] * 64, think_s=1.0))
-        failed: dict[int, int | None] = dict.fromkeys(range(16))
-        _, (flag,) = load_phases(made[0], None, 0, 10**15, *made[1:], failed=failed)
-        assert flag.detail.startswith("16 of 64 conversations failed, asked for 0.8 conversations/s; lower ")
-
     def test_a_closed_loop_is_never_saturated(self) -> None:
         """Eight requests are in flight whatever the server does; two slots make them wait equally long."""
         sent_s = [0.0] * 8 + [float(number // 2 + 1) for number in range(56)]
         assert verdict(queued(2, sent_s), concurrency=8) == "steady"
-
-    def test_a_short_load_of_conversations_says_how_long_one_takes(self) -> None:
-        """Each takes 4 s with its pause, and the last begins 7 s after the first is done."""
-        made = split(conversing(8, [float(at) for at in range(12)], [2] * 12, think_s=2.0))
-        _, (flag,) = load_phases(made[0], None, 0, 10**15, *made[1:])
-        assert (flag.name, flag.severity) == ("short-load", "note")
-        assert flag.detail == (
-            "the steady state lasts 7 s, and a conversation 4 s; send more conversations, so that it lasts 3 "
-            "times as long"
-        )
 
     def test_a_short_load_is_not_called_saturated(self) -> None:
         spans, (flag,) = load_phases(queued(8, arrivals_s(8, 0.7, 8, 0)), None, 0, 10**15)

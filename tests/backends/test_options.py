@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transformers
-from pytest_llenergy.backends.base import BackendSpec, is_installed
+from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.options import COMMON_OPTIONS
@@ -22,7 +22,6 @@ from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
 from pytest_llenergy.plugin.handles.context import TestContext
 
 from . import rank_functions
-from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
@@ -38,11 +37,6 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
                 "cannot load it with dtype='float33' (AttributeError: module 'torch'",
             ),
             ({"attn_implementation": "fast"}, 'attn_implementation="fast"` is not supported'),
-            (
-                {"prompt_lookup_num_tokens": 3, "prefill_chunk_size": 8},
-                "prompt_lookup_num_tokens reads whole prompts; leave out prefill_chunk_size",
-            ),
-            ({"lora": "/nowhere"}, "transformers: lora /nowhere: "),
             (
                 {"hidden_act": "none-such"},
                 "it with hidden_act='none-such' (KeyError: 'none-such')",
@@ -203,17 +197,6 @@ class TestTransformers:
             ranks.load(dtype="float32", prefill_chunk_size=16)
             assert ranks.info.options["prefill_chunk_size"] == "16"
             assert ranks.generate(["abcdefghij" * 4])[0].token_ids == expected.token_ids
-
-    @pytest.mark.skipif(not is_installed("peft"), reason="needs peft; pip install 'pytest-llenergy[lora]'")
-    @pytest.mark.slow
-    def test_an_adapter_changes_the_tokens_and_is_counted(self, tmp_path: Path) -> None:
-        save_adapter(tmp_path / "adapter")
-        with LoadedRanks(dtype="float32") as ranks:
-            plain, _ = ranks.generate(PROMPTS)
-            ranks.load(dtype="float32", lora=str(tmp_path / "adapter"))
-            adapted, _ = ranks.generate(PROMPTS)
-            assert int(ranks.info.options["lora_parameters"] or 0) > 0
-        assert adapted.token_ids != plain.token_ids
 
     def test_a_model_whose_files_lack_weights_is_refused(self, tmp_path: Path) -> None:
         """transformers would make random ones."""

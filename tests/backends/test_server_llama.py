@@ -14,7 +14,7 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServedLoad, ServeParams
-from pytest_llenergy.backends.traffic import Request, synthetic
+from pytest_llenergy.backends.traffic import synthetic
 from pytest_llenergy.record.timeline import Timeline
 
 from .loaded_ranks import SMOLLM_CHAT, SMOLLM_PROMPTS, LoadedRanks
@@ -132,16 +132,3 @@ class TestTraffic:
             assert first < 20
             # One slot keeps the last prompt, whose first three quarters are those of the next.
             assert all(each is not None and 85 <= each <= 100 for each in others), (first, others)
-
-    def test_a_conversation_finds_its_history_in_the_cache(self, in_process: ServerBackend) -> None:
-        talk = [
-            Request(prompt="Name three rivers.", follow_ups=(Request(prompt="And which is the longest?"),))
-        ]
-        params = ServeParams.parse(
-            {"concurrency": 1, "num_requests": 1, "endpoint": "chat", "prefix_cache": True}
-        )
-        made = (job := in_process.prepare_serve(talk, params)).result(job.run())
-        first, second = made.requests
-        assert second.input_tokens > first.input_tokens + first.output_tokens
-        assert (second.cached_tokens or 0) >= first.input_tokens
-        assert made.exact

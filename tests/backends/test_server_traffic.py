@@ -76,53 +76,17 @@ class TestLengths:
         )
 
 
-class TestChat:
-    def test_a_conversation_sends_the_answers_before(self) -> None:
-        talk = Request(
-            system="Be short.",
-            prompt="one",
-            output_tokens=2,
-            follow_ups=(Request(prompt="two", think_s=0.2, output_tokens=3),),
-        )
-        with loaded() as backend:
-            made = served(backend, [talk], concurrency=1, endpoint="chat")
-            _, second = asked(backend, 2)
-            (plain,) = (served(backend, [talk], concurrency=1), asked(backend, 1))[1]
-        assert second["messages"] == [
-            {"role": "system", "content": "Be short."},
-            {"role": "user", "content": "one"},
-            {"role": "assistant", "content": "aa"},
-            {"role": "user", "content": "two"},
-        ]
-        assert [each.output_tokens for each in made.requests] == [2, 3]
-        first, then = made.requests
-        assert (then.start_ns or 0) - (first.last_token_ns or 0) >= 200e6
-        assert plain["prompt"] == "Be short.\n\none\n\naa\n\ntwo"
-
-    @pytest.mark.slow
-    def test_conversations_of_a_closed_loop_run_side_by_side(self) -> None:
-        traffic = synthetic(count=3, input_tokens=40, output_tokens=2, turns=3)
-        with loaded(first=0.05) as backend:
-            made = served(backend, traffic, concurrency=3, endpoint="chat")
-        assert len(made.requests) == 9
-        sent_ns = [each.start_ns or 0 for each in made.requests]
-        assert sent_ns == sorted(sent_ns)
-        assert {each.start_ns for each in made.requests[:3]} == {
-            each.start_ns for each in made.requests if each.input_tokens == 40
-        }
-
-    @pytest.mark.slow
-    def test_conversations_above_the_capacity_are_saturated(self) -> None:
-        """10 requests/s are possible. 9 conversations/s ask for 18, and the first turns for less than 10."""
-        talk = Request(prompt="a", output_tokens=2, follow_ups=(Request(prompt="b", think_s=0.05),))
-        with loaded(slots=2, first=0.15, step=0.05) as backend:
-            made = served(backend, [talk], request_rate=9.0, num_requests=36, max_new_tokens=2)
-        (flag,) = (flag for flag in made.flags if flag.name in ("saturated", "short-load"))
-        assert (flag.name, made.spans) == ("saturated", [])
-        # At most 5 conversations/s are possible.
-        achieved, asked = re.findall(r"achieved ([\d.]+) of ([\d.]+) conversations/s", flag.detail)[0]
-        assert float(achieved) <= 5.01
-        assert float(asked) == pytest.approx(9, rel=0.01)
+def test_messages_before_the_prompt_are_sent_with_it() -> None:
+    """The completions endpoint gets one text."""
+    history = (("system", "Be short."), ("user", "one"), ("assistant", "aa"))
+    talk = Request(history=history, prompt="two", output_tokens=3)
+    with loaded() as backend:
+        made = served(backend, [talk], concurrency=1, endpoint="chat")
+        (chat,) = asked(backend, 1)
+        (plain,) = (served(backend, [talk], concurrency=1), asked(backend, 1))[1]
+    assert [(each["role"], each["content"]) for each in chat["messages"]] == [*history, ("user", "two")]
+    assert made.requests[0].output_tokens == 3
+    assert plain["prompt"] == "Be short.\n\none\n\naa\n\ntwo"
 
 
 class TestPace:

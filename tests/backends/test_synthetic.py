@@ -100,8 +100,6 @@ class TestLengths:
             ({"input_stdev": float("nan")}, "input_stdev is nan, needs a number, 0 or more"),
             ({"output_stdev": 3}, "output_stdev needs output_tokens, its mean"),
             ({"shared_prefix": 1}, "shared_prefix is 1, needs 0 or more and less than 1"),
-            ({"turns": 0}, "turns is 0, needs a whole number, 1 or more"),
-            ({"think_s": 1}, "think_s needs turns of 2 or more"),
         ],
     )
     def test_bad_arguments_are_refused_in_one_line(self, arguments: dict[str, Any], message: str) -> None:
@@ -117,7 +115,6 @@ class TestRecord:
         {"output_tokens": 9},
         {"shared_prefix": 0.5},
         {"seed": 1},
-        {"turns": 2},
         {"input_stdev": 1.0},
     )
 
@@ -156,7 +153,6 @@ class TestBatches:
                 "generate: the requests have unlike output lengths",
             ),
             ([Request(prompt="a", answer="b")], "generate: the requests have unlike output lengths"),
-            (synthetic(count=1, input_tokens=9, turns=2), "generate: conversations need backend.serve"),
         ],
     )
     def test_what_a_batch_cannot_have_is_refused(self, requests: Sequence[Request], message: str) -> None:
@@ -176,29 +172,10 @@ class TestBatches:
                 ["a", Request(prompt="a", output_tokens=0)],
                 "serve: request 2: Expected `int` >= 1 - at `output_tokens`",
             ),
-            (
-                [Request(prompt="a", follow_ups=(Request(prompt="b", think_s=-1),))],
-                "serve: request 1: Expected `float` >= 0.0 - at `follow_ups[0].think_s`",
-            ),
-            (
-                [Request(prompt="a", follow_ups=(Request(prompt="b", follow_ups=(Request(prompt="c"),)),))],
-                "serve: request 1: a follow-up has no follow_ups, no system and no at_s",
-            ),
-            (
-                ["a", Request(prompt="a", follow_ups=(Request(prompt="b", at_s=1.0),))],
-                "serve: request 2: a follow-up has no follow_ups, no system and no at_s",
-            ),
-            (
-                [Request(prompt="a", follow_ups=(Request(prompt="b", system="be brief"),))],
-                "serve: request 1: a follow-up has no follow_ups, no system and no at_s",
-            ),
+            ([Request(prompt="a", at_s=-1.0)], "serve: request 1: Expected `float` >= 0.0 - at `at_s`"),
             (
                 ["a", "b\ud800"],
                 "serve: prompt 2 is not valid Unicode: a lone surrogate, '\\ud800' at character 1",
-            ),
-            (
-                ["a", Request(prompt="a", think_s=1.0)],
-                "serve: request 2: think_s of a first request: use at_s, or a follow-up",
             ),
         ],
     )

@@ -34,7 +34,6 @@ from pytest_llenergy.record.timeline import Timeline
 
 from ..hosts.remote_ranks import open_gang
 from ..ranks.survivors import await_none, marked
-from .adapters import save_adapter
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks, counts
 
 SPEC = dataclasses.replace(vllm.SPEC, python=os.environ.get("LLENERGY_TEST_VLLM_PYTHON") or None)
@@ -243,14 +242,6 @@ class TestOptions:
         assert (again.cached_tokens or 0) >= 128
         assert first.flags == ()
         assert [flag.name for flag in second.flags] == ["prefix-cache"]
-
-    def test_an_adapter_changes_the_tokens(self, alone: LoadedRanks, tmp_path: Path) -> None:
-        save_adapter(tmp_path / "adapter")
-        plain = alone.generate(PROMPTS)[0].token_ids
-        with LoadedRanks(SPEC, lora=str(tmp_path / "adapter"), **EAGER) as ranks:
-            adapted = ranks.generate(PROMPTS)[0].token_ids
-        assert adapted != plain
-        assert [len(ids) for ids in adapted] == [8, 8, 8]
 
 
 @needs_vllm

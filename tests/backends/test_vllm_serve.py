@@ -130,35 +130,24 @@ def templated(tokenizer: Any, *messages: tuple[str, str]) -> str:
 class TestChat:
     """The chat endpoint with a real model, whose chat template Hugging Face applies as well."""
 
-    #: The second message is sent with the first one and its answer.
-    TALK = Request(
-        system="Answer in one sentence.",
-        prompt="Name three rivers of Europe. " * 40,
-        output_tokens=12,
-        follow_ups=(Request(prompt="Which of them is the longest?", output_tokens=5),),
-    )
-
     def test_prompts_are_those_of_the_chat_template(self, chats: ServerBackend, tokenizer: Any) -> None:
-        made = chat(chats, [self.TALK])
-        told = [("system", self.TALK.system), ("user", self.TALK.prompt)]
-        more = [*told, ("assistant", made.texts[0]), ("user", "Which of them is the longest?")]
+        told = [("system", "Answer in one sentence."), ("user", "Name three rivers of Europe. " * 40)]
+        first = Request(history=tuple(told[:1]), prompt=told[1][1], output_tokens=12)
+        more = [*told, ("assistant", "Rhine."), ("user", "Which of them is the longest?")]
+        second = Request(history=tuple(more[:-1]), prompt=more[-1][1], output_tokens=5)
         texts = [templated(tokenizer, *told), templated(tokenizer, *more)]
+        made = chat(chats, [first, second])
         assert [each.input_tokens for each in made.requests] == [
             len(tokenizer.encode(text)) for text in texts
         ]
         assert [each.output_tokens for each in made.requests] == [12, 5]
+        # vLLM keeps whole blocks of tokens, and both begin alike.
+        assert (made.requests[1].cached_tokens or 0) >= 128
         # The completions endpoint answers the same text with the same tokens.
         plain = chat(chats, texts, endpoint="completions", max_new_tokens=12)
         assert plain.token_ids[0] == made.token_ids[0]
         assert plain.token_ids[1][:5] == made.token_ids[1]
         assert made.texts[0] == tokenizer.decode(made.token_ids[0])
-
-    def test_a_follow_up_finds_its_history_in_the_cache(self, chats: ServerBackend) -> None:
-        """vLLM keeps whole blocks of tokens."""
-        first, then = (each.cached_tokens for each in chat(chats, [self.TALK]).requests)
-        assert first is not None
-        assert then is not None
-        assert then >= 128
 
     def test_prompts_of_given_lengths_include_the_template(
         self, chats: ServerBackend, tokenizer: Any

@@ -160,7 +160,7 @@ def backend(**changes: Any) -> dict[str, Any]:
             "parallel: data 2, tensor 1, pipeline 1, placement 1 -> "
             "data 1, tensor 1, pipeline 1, placement 2",
         ),
-        (backend(task="embed"), "task: None -> embed"),
+        (backend(task="serve"), "task: None -> serve"),
         ({"devices": ["GPU-a", "GPU-b"]}, "devices: 1 -> 2"),
         ({"fallback": "cpu"}, "fallback: None -> cpu"),
         ({"launch": "backend"}, "launch: ranks -> backend"),

@@ -75,7 +75,6 @@ def test_malformed_threshold_is_refused(text: str) -> None:
     [
         ("Energy_j", "did you mean energy_j?"),
         ("prefil_energy_j", "did you mean prefill_energy_j?"),
-        ("flop", "did you mean flops?"),
         ("", "the nearest names are "),
         ("w %", "the nearest names are "),
     ],

@@ -425,8 +425,6 @@ INVALID = (
     ("max_load(backend.serve, ['a'], slo=S, between=(1, 2), trace=[1])", "max_load: leave out trace"),
     ("load_curve(backend.serve, ['a'], request_rates=[])", "load_curve: request_rates is [], needs"),
     ("load_curve(backend.serve, ['a'], request_rates=[1], concurrency=2)", "leave out concurrency"),
-    ("max_load(backend.serve, TALKS, slo=S, between=(1, 2))", "max_load: a prompt has follow_ups"),
-    ("load_curve(backend.serve, TALKS, request_rates=[1])", "load_curve: a prompt has follow_ups"),
     ("load_curve(backend.serve, ['a'], request_rates=[1], slow=2)", "serve: unknown argument slow"),
     ("load_curve(backend.serve, Request(prompt='a'), request_rates=[1])", "serve: prompts must be a"),
 )
@@ -438,8 +436,7 @@ def test_invalid_arguments_are_refused(quick: pytest.Pytester) -> None:
     )
     quick.makepyfile(
         "from pytest_llenergy import slo\nfrom pytest_llenergy.backends.traffic import Request\n"
-        "S = slo(ttft=1)\n"
-        "TALKS = ['a', Request(prompt='a', follow_ups=(Request(prompt='b'),))]\n" + tests
+        "S = slo(ttft=1)\n" + tests
     )
     result = quick.runpytest(*OPTIONS, f"--energy-server={SERVER}")
     result.assert_outcomes(failed=len(INVALID))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_llenergy.api import Run
-from pytest_llenergy.backends.tasks import Embedding, Generation
+from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.energy.window import Measuring, Window
@@ -104,8 +104,6 @@ def test_results_of_backends_are_one_short_line() -> None:
     done = Generation(texts=texts, token_ids=[[1] * 200] * 8, requests=requests)
     assert repr(done).startswith("<Generation of 8 outputs, 1600 output tokens: 'a long text")
     assert len(repr(done)) < 100
-    vectors = Embedding(vectors=[[0.5] * 384] * 2, requests=requests[:2])
-    assert repr(vectors) == "<Embedding of 2 texts, 384 numbers each>"
 
 
 TEST = """

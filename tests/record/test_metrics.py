@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from pytest_llenergy.record import round_statistics
-from pytest_llenergy.record.metrics import compute_metrics, energy_per_flop, flops_metrics, is_prefill_only
+from pytest_llenergy.record.metrics import compute_metrics, is_prefill_only
 from pytest_llenergy.record.record import Flag, Metric, Phase, Round, Terms, Tokens
-from pytest_llenergy.record.timeline import Flops
 
 
 def round_of(energy_j: float | None, u_j: float = 0.0, own_j: float = 0.0, duration_s: float = 2.0) -> Round:
@@ -238,41 +237,6 @@ def test_a_workload_without_tokens_gives_the_reason_for_each_metric() -> None:
         "decode_energy_per_output_token_j": "the workload has no phases",
         "peak_memory_bytes": "this system does not report the peak",
     }
-
-
-ENERGY = Metric(value=8.0, unit="J", uncertainty=0.5, spread=0.25, uncertainty_absolute=1.0, n=6)
-
-
-def test_energy_per_flop_scales_the_energy_and_its_uncertainties() -> None:
-    metrics = flops_metrics(ENERGY, Flops(count=1 << 20, source="counted"))
-    assert metrics["flops"] == Metric(value=1 << 20, unit="FLOP", n=1, source="counted")
-    assert metrics["energy_per_flop_j"] == Metric(
-        value=8 / 2**20,
-        unit="J",
-        uncertainty=0.5 / 2**20,
-        spread=0.25 / 2**20,
-        uncertainty_absolute=1 / 2**20,
-        n=6,
-        source="counted",
-    )
-
-
-def test_unknown_operations_leave_energy_per_flop_without_a_value() -> None:
-    metrics = flops_metrics(ENERGY, Flops.unknown("they cannot"))
-    assert metrics["flops"] == Metric(value=None, unit="FLOP", n=0, reason="they cannot")
-    assert metrics["energy_per_flop_j"] == Metric(value=None, unit="J", reason="they cannot")
-
-
-def test_unmeasured_energy_leaves_energy_per_flop_with_its_reason() -> None:
-    lacking = Metric(value=None, unit="J", reason="no meter")
-    metrics = flops_metrics(lacking, Flops(count=10, source="counted"))
-    assert metrics["flops"].value == 10
-    assert metrics["energy_per_flop_j"] == Metric(value=None, unit="J", reason="no meter", source="counted")
-
-
-def test_zero_operations_give_a_reason_instead_of_a_division() -> None:
-    none = Metric(value=0, unit="FLOP", n=1, source="counted")
-    assert energy_per_flop(ENERGY, none).reason == "no floating-point operations were counted"
 
 
 @pytest.mark.parametrize(("degrees", "t"), [(1, 13.97), (2.9, 4.53), (9, 2.32), (10, 2.28), (30, 2.087)])

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,11 +15,10 @@ from pytest_llenergy.backends.load_phases import load_phases
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.tasks import ServeParams
-from pytest_llenergy.backends.traffic import Request
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.served import SATURATED, SHORT_LOAD
 from pytest_llenergy.record.timeline import RequestTimeline
-from tests.backends.queues import arrivals_s, conversing, queued, shared, split
+from tests.backends.queues import arrivals_s, queued, shared
 from tests.backends.servers.start import scripted
 
 #: Loads as shares of the capacity.
@@ -28,15 +26,6 @@ KEPT_UP, OVERLOADED = (0.5, 0.6, 0.7, 0.8), (1.3, 1.5, 2.0, 3.0)
 
 #: Slots, requests and seed of the loads on the real server.
 SHAPES = ((1, 32, 0), (2, 48, 1), (2, 64, 2), (4, 64, 3), (4, 96, 4))
-
-#: Loads of conversations. At 0.9 to 1.1 of the capacity it is chance what they are called.
-TALKED, CHANCE = (0.5, 0.7, 0.9, 1.1, 1.2, 1.5, 2.0), (0.9, 1.1)
-
-#: Turns of a conversation, and the number of conversations of a load on the real server.
-TURNS, TALKS = (2, 4, 8), 64
-
-#: Pause before each further turn, in times of a request.
-THINK = 2.0
 
 #: Time of a request on the real server: two tokens (seconds).
 TOKEN_S = 0.05
@@ -57,7 +46,6 @@ class Load:
     share: float
     asked_per_s: float
     flags: Sequence[Flag]
-    turns: int = 1
 
     @property
     def verdict(self) -> str:
@@ -66,12 +54,7 @@ class Load:
 
     @property
     def right(self) -> bool:
-        """Whether an overload was found, or another load was not called saturated.
-
-        An overload by conversations may be too short to tell, but not steady.
-        """
-        if self.turns > 1 and self.share > 1:
-            return self.verdict != STEADY
+        """Whether an overload was found, or another load was not called saturated."""
         return (self.verdict == SATURATED) == (self.share > 1)
 
 
@@ -80,38 +63,33 @@ def verdict_of(flags: Sequence[Flag]) -> str:
     return next((flag.name for flag in flags if flag.name in (SATURATED, SHORT_LOAD)), STEADY)
 
 
-def serve(
-    slots: int, requests: int, seed: int, share: float, token_s: float = TOKEN_S, turns: int = 1
-) -> Load:
-    """Send a load of requests or conversations to a real server of so many slots, over HTTP."""
-    rate = share * slots / (2 * token_s) / turns
-    follow_ups = (Request(prompt="abc", think_s=THINK * 2 * token_s),) * (turns - 1)
+def serve(slots: int, requests: int, seed: int, share: float, token_s: float = TOKEN_S) -> Load:
+    """Send a load of requests to a real server of so many slots, over HTTP."""
+    rate = share * slots / (2 * token_s)
     backend = ServerBackend()
     command = scripted(slots=slots, first=token_s, step=token_s)
     backend.load(ModelSource("hub", "owner/name"), {"command": command, "timeout_s": 60.0}, RankContext())
     try:
         asked = {"request_rate": rate, "num_requests": requests, "seed": seed, "max_new_tokens": 2}
-        talk = Request(prompt="abc", follow_ups=follow_ups)
-        job = backend.prepare_serve([talk], ServeParams.parse(asked))
+        job = backend.prepare_serve(["abc"], ServeParams.parse(asked))
         job.before_round()
-        return Load(slots, requests, seed, share, rate, job.result(job.run()).flags, turns)
+        return Load(slots, requests, seed, share, rate, job.result(job.run()).flags)
     finally:
         backend.close()
 
 
 def render_loads(loads: Sequence[Load]) -> Iterator[str]:
     """Render the loads on the real server, with the number of right and wrong answers."""
-    clear = [each for each in loads if each.turns == 1 or each.share not in CHANCE]
-    over, under = ([each for each in clear if (each.share > 1) == wanted] for wanted in (True, False))
+    over, under = ([each for each in loads if (each.share > 1) == wanted] for wanted in (True, False))
     yield (
         f"Overloads found: {sum(each.right for each in over)} of {len(over)}; "
         f"false alarms: {sum(not each.right for each in under)} of {len(under)}."
     )
-    yield from ("", "| slots | turns | number | asked | of capacity | called |", "|" + "---:|" * 5 + "---|")
+    yield from ("", "| slots | number | asked | of capacity | called |", "|" + "---:|" * 4 + "---|")
     for each in loads:
         asked = f"{each.asked_per_s:.3g}/s | {each.share:.2g}"
-        called = each.verdict if each.right or each not in clear else f"{each.verdict} (wrong)"
-        yield f"| {each.slots} | {each.turns} | {each.requests} | {asked} | {called} |"
+        called = each.verdict if each.right else f"{each.verdict} (wrong)"
+        yield f"| {each.slots} | {each.requests} | {asked} | {called} |"
 
 
 def render_simulated(
@@ -135,30 +113,6 @@ def render_simulated(
             yield f"| {slots} | {number} | {' | '.join(cells)} |"
 
 
-def unlike_turns(number: int, seed: int) -> list[int]:
-    """Return turns of conversations of unlike length, four on average."""
-    draw = random.Random(seed)
-    return [min(30, 1 + int(draw.expovariate(1 / 3.5))) for _ in range(number)]
-
-
-def render_talks(seeds: int) -> Iterator[str]:
-    """Render the same for simulated conversations on four slots."""
-    yield f"| turns | conversations | {' | '.join(f'{load:g}' for load in TALKED)} |"
-    yield "|---:|---:|" + "---:|" * len(TALKED)
-    for turns in (*TURNS, None):
-        for number in (32, 64, 128):
-            cells = []
-            for load in TALKED:
-                found = Counter[str]()
-                for seed in range(seeds):
-                    each = [turns] * number if turns is not None else unlike_turns(number, seed)
-                    sent_s = arrivals_s(4, load * number / sum(each), number, seed)
-                    requests, due_ns, talks = split(conversing(4, sent_s, each, THINK))
-                    found[verdict_of(load_phases(requests, None, 0, 1, due_ns, talks)[1])] += 1
-                cells.append(f"{found[SATURATED] / seeds:.0%}, {found[STEADY] / seeds:.0%}")
-            yield f"| {turns or '1 to 30'} | {number} | {' | '.join(cells)} |"
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the tables. Returns 1 if a load on the real server was called by the wrong name."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -170,10 +124,6 @@ def main(argv: Sequence[str]) -> int:
         for shape in SHAPES:
             loads.append(serve(*shape, share))
             print(f"{loads[-1].share:g} of the capacity of {shape[0]} slots: {loads[-1].verdict}", flush=True)
-    for turns in TURNS:
-        for share in TALKED:
-            loads.append(serve(4, TALKS, 0, share, turns=turns))
-            print(f"{share:g} of the capacity, {turns} turns: {loads[-1].verdict}", flush=True)
     text = "\n".join(
         [
             *render_loads(loads),
@@ -181,8 +131,6 @@ def main(argv: Sequence[str]) -> int:
             *render_simulated(queued, args.seeds),
             *("", "A server that takes all requests and slows down, likewise", ""),
             *render_simulated(shared, args.seeds),
-            *("", "Conversations on four slots, likewise", ""),
-            *render_talks(args.seeds),
             "",
         ]
     )

@@ -19,7 +19,7 @@ SPEC = BackendSpec(
     install="pip install 'pytest-llenergy[llama-cpp]'",
     capabilities=Capabilities(
         data=True,
-        options=("dtype", "lora"),
+        options=("dtype",),
         passes=True,
         timestamps="step",
     ),

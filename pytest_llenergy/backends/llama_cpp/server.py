@@ -151,8 +151,6 @@ def _server_parameters(options: Mapping[str, Any], capacity: Capacity, threads: 
     passed = select_options("llama-cpp", options, SPEC.capabilities.options, (*ours, *nested))
     for name, value in {**ours, **passed}.items():
         _set_parameter(params, name, value)
-    if lora := options.get("lora"):
-        params.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(lora), 1.0)]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_ubatch = min(capacity.step, params.n_ubatch)
     return params

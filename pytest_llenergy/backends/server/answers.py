@@ -8,7 +8,6 @@ request has failed, or the times of its tokens are unknown; nothing that was gue
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any
@@ -154,20 +153,6 @@ def _read_chunk(time_ns: int, event: _Event) -> _Chunk | None:
         so_far=tokens or None,
         finish=choice.finish_reason,
     )
-
-
-def _read_chunks(reads: Sequence[tuple[int, bytes]]) -> list[_Chunk]:
-    """Return the chunks that can be read."""
-    chunks = []
-    for time_ns, data in iterate_events(reads):
-        with suppress(ValueError):
-            chunks.append(_read_chunk(time_ns, msgspec.convert(parse_json(data), _Event)))
-    return [chunk for chunk in chunks if chunk is not None]
-
-
-def answer_text(stream: Stream) -> str:
-    """Return the text of an answer as far as it can be read; faults of the stream are for ``read_answer``."""
-    return join_texts([chunk.text for chunk in _read_chunks(stream.reads)])
 
 
 def read_answer(stream: Stream, name: str) -> Answer:

@@ -93,14 +93,14 @@ class ServerBackend:
             keeps_prefixes=params.prefix_cache,
         )
         requests, reopen = [as_request(each) for each in inputs], None
-        if any(turn.blocks or turn.answer for request in requests for turn in request.turns()):
+        if any(request.blocks or request.answer for request in requests):
             asked = params.endpoint, requests
             if self._written is None or self._written[0] != asked:
                 writer = Writer(lambda texts: self.count_tokens(texts, params.endpoint), "server")
                 self._written = asked, writer, writer.write(requests)
             _, writer, requests = self._written
             reopen = writer.reopen if params.prefix_cache else None
-        self._check_whole([turn.prompt for each in requests for turn in each.turns()], params.endpoint)
+        self._check_whole([each.prompt for each in requests], params.endpoint)
         requests = [requests[number % len(requests)] for number in range(params.requests)]
         return LoadJob(endpoint, requests, params, encoder, reopen)
 

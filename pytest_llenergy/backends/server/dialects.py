@@ -13,9 +13,6 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
 
-#: A role and a text.
-Message = tuple[str, str]
-
 #: Sampling settings that a server would otherwise take from its own or the model's defaults.
 PLAIN_SAMPLING = {"min_p": 0.0, "repetition_penalty": 1.0}
 #: Samplers of llama.cpp without min_p and penalties.
@@ -146,14 +143,10 @@ class Encoder:
         """Return the tokens to generate for a request."""
         return request.output_tokens or self._max_new_tokens
 
-    def encode(self, request: Request, history: Sequence[Message] = ()) -> bytes:
-        """Return the body of a request that follows messages and answers.
-
-        The completions endpoint takes one text, so there the messages are joined by blank lines.
-        """
-        system = [("system", request.system)] if request.system else []
-        messages = [*system, *history, ("user", request.prompt)]
-        said: dict[str, Any] = {"prompt": "\n\n".join(text for _, text in messages)}
+    def encode(self, request: Request) -> bytes:
+        """Return the body of a request."""
+        said: dict[str, Any] = {"prompt": request.text}
         if self._is_chat:
+            messages = [*request.history, ("user", request.prompt)]
             said = {"messages": [{"role": role, "content": text} for role, text in messages]}
         return json.dumps({**self._settings, **said, "max_tokens": self.output_tokens(request)}).encode()

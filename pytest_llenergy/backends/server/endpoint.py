@@ -53,9 +53,9 @@ class Exchange:
 
     Attributes:
         input_tokens: Tokens that the prompt must have; None if that is not known ahead.
-        due_ns: When it was to be sent; None in a closed loop and for follow-ups.
+        due_ns: When it was to be sent; None in a closed loop.
         ready_ns: When the client was able to send it, but for the limit on requests in flight.
-        talk: Number of its conversation.
+        number: Its place in the load, from 0.
     """
 
     stream: Stream
@@ -63,11 +63,11 @@ class Exchange:
     input_tokens: int | None = None
     due_ns: int | None = None
     ready_ns: int = 0
-    talk: int = 0
+    number: int = 0
 
     def name(self, asked: int) -> str:
         """Return its name in messages, out of so many."""
-        return f"request {self.talk + 1} of {asked}"
+        return f"request {self.number + 1} of {asked}"
 
 
 @dataclass

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import msgspec
 
 from pytest_llenergy.backends.load_phases import load_phases
-from pytest_llenergy.backends.server.answers import answer_text
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.dialects import Encoder, Message
+from pytest_llenergy.backends.server.dialects import Encoder
 from pytest_llenergy.backends.server.endpoint import (
     Endpoint,
     Exchange,
@@ -54,7 +53,7 @@ class BatchJob:
     async def _send(self) -> list[Exchange]:
         streams = await asyncio.gather(*map(self.endpoint.client.stream, self.bodies))
         tokens = self.params.max_new_tokens
-        return [Exchange(stream, tokens, talk=number) for number, stream in enumerate(streams)]
+        return [Exchange(stream, tokens, number=number) for number, stream in enumerate(streams)]
 
     def result(self, outcome: list[Exchange]) -> Generation:
         answered, failures = self.endpoint.read_answers(outcome, self.params, len(outcome))
@@ -71,21 +70,17 @@ class BatchJob:
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What was sent, and when the load started and ended.
-
-    ``sent`` is the number of requests sent, and ``ended`` why a load of a search ended early.
-    """
+    """What was sent, when the load started and ended, and why a load of a search ``ended`` early."""
 
     exchanges: list[Exchange]
     start_ns: int
     end_ns: int
-    sent: int
     ended: Flag | None = None
 
 
 @dataclass
 class LoadJob:
-    """Requests and conversations in the order of their send times.
+    """Requests in the order of their send times.
 
     Attributes:
         reopen: Returns a written text with other first words for each run; None to send the same texts in
@@ -99,7 +94,7 @@ class LoadJob:
     reopen: Callable[[str, int], str] | None = None
 
     def __post_init__(self) -> None:
-        # Those that do not depend on answers are encoded ahead. Prompts that are used again are shared.
+        # Prompts that are used again are shared.
         self._bodies = {
             id(request): self.encoder.encode(request)
             for request in {id(each): each for each in self.requests}.values()
@@ -126,17 +121,17 @@ class LoadJob:
             number, self._probed = self._probed - probe.warmups, self._probed + 1
             requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
             # Misses of a warm-up decide nothing.
-            self._counter = MissCounter(self.params.slo, probe.allowed if number >= 0 else len(requests))
+            allowed = probe.allowed if number >= 0 else len(requests)
+            self._counter = MissCounter(self.params.slo, allowed, self._last_ns)
         start_ns = time.monotonic_ns()
         sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
         exchanges = self.endpoint.client.run(sending)
         end_ns = time.monotonic_ns()
-        sent = len({exchange.talk for exchange in exchanges})
         ended = None
-        is_cut = sent < len(requests) or end_ns > self._last_ns
+        is_cut = len(exchanges) < len(requests) or end_ns > self._last_ns
         if probe is not None and self._counter is not None and is_cut and not self._has_failed():
             ended = end_flag(probe, len(requests), self._counter)
-        return LoadOutcome(exchanges, start_ns, end_ns, sent, ended)
+        return LoadOutcome(exchanges, start_ns, end_ns, ended)
 
     def _has_failed(self) -> bool:
         return len(self._failed) > self.params.max_failures
@@ -153,7 +148,7 @@ class LoadJob:
     ) -> list[Exchange]:
         """Send each request at its time, or all of them as slots become free."""
         slots = asyncio.Semaphore(self.params.concurrency) if self.params.concurrency else nullcontext()
-        sent: list[asyncio.Task[list[Exchange]]] = []
+        sent: list[asyncio.Task[Exchange | None]] = []
         for number, request in enumerate(requests):
             due_ns = None
             if offsets_s:
@@ -162,39 +157,32 @@ class LoadJob:
                 await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
             if self._is_over():
                 break
-            sent.append(asyncio.create_task(self._converse(number, request, due_ns, slots)))
-        return [exchange for made in await asyncio.gather(*sent) for exchange in made]
+            sent.append(asyncio.create_task(self._exchange(number, request, due_ns, slots)))
+        return [exchange for exchange in await asyncio.gather(*sent) if exchange is not None]
 
-    async def _converse(
+    async def _exchange(
         self, number: int, request: Request, due_ns: int | None, slots: asyncio.Semaphore | nullcontext[None]
-    ) -> list[Exchange]:
-        """Send a request and its follow-ups, each after the answer before it; stop at one that fails."""
+    ) -> Exchange | None:
+        """Send a request when a slot is free; not at all if the load is over by then."""
         ready_ns = time.monotonic_ns()
-        made: list[Exchange] = []
-        history: list[Message] = []
         async with slots:
             if self._is_over():
-                return []
-            for turn in request.turns():
-                if made and turn.think_s:
-                    await asyncio.sleep(turn.think_s)
-                body, told = self._body(turn, history)
-                stream = await self.endpoint.client.stream(
-                    body, self.encoder.path, self._timeout_s(), self._watch
-                )
-                exchange = Exchange(stream, self.encoder.output_tokens(turn), ready_ns=ready_ns, talk=number)
-                if not made:
-                    exchange.due_ns = due_ns
-                    exchange.input_tokens = None if turn.system else turn.input_tokens
-                made.append(exchange)
-                if stream.failed:
-                    # What the end of a search's time has cut off is no fault of the server.
-                    if self._counter is None or time.monotonic_ns() < self._last_ns:
-                        self._failed.append(exchange)
-                    break
-                if request.follow_ups:
-                    history += [*told, ("assistant", answer_text(stream))]
-        return made
+                return None
+            stream = await self.endpoint.client.stream(
+                self._body(request), self.encoder.path, self._timeout_s(), self._watch
+            )
+            exchange = Exchange(
+                stream,
+                self.encoder.output_tokens(request),
+                None if request.history else request.input_tokens,
+                due_ns,
+                ready_ns,
+                number,
+            )
+            # What the end of a search's time has cut off is no fault of the server.
+            if stream.failed and (self._counter is None or time.monotonic_ns() < self._last_ns):
+                self._failed.append(exchange)
+        return exchange
 
     def _timeout_s(self) -> float | None:
         """Return the longest time of a request, which in a search ends with the load."""
@@ -207,13 +195,11 @@ class LoadJob:
         if self._counter is not None:
             self._counter.watch(stream)
 
-    def _body(self, turn: Request, history: Sequence[Message]) -> tuple[bytes, list[Message]]:
-        """Return the body of a request, and the messages that it adds to the conversation."""
-        ahead = None if history else self._bodies.get(id(turn))
-        if self.reopen is not None and turn.blocks:
-            turn, ahead = msgspec.structs.replace(turn, prompt=self.reopen(turn.prompt, self._run)), None
-        system = [("system", turn.system)] if turn.system else []
-        return ahead or self.encoder.encode(turn, history), [*system, ("user", turn.prompt)]
+    def _body(self, request: Request) -> bytes:
+        if self.reopen is None or not request.blocks:
+            return self._bodies[id(request)]
+        opened = self.reopen(request.prompt, self._run)
+        return self.encoder.encode(msgspec.structs.replace(request, prompt=opened))
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
         in_search = self.params.probe is not None
@@ -224,7 +210,7 @@ class LoadJob:
             search_rate=self.params.request_rate if in_search else None,
         )
         if outcome.ended is not None:
-            return self._part(outcome.ended, *_failed(failures, outcome.sent))
+            return self._part(outcome.ended, *_failed(failures, len(outcome.exchanges)))
         refusal = _refusal(failures, len(answered), self.params.max_failures)
         if refusal is not None:
             if not in_search:
@@ -245,8 +231,7 @@ class LoadJob:
             outcome.start_ns,
             outcome.end_ns,
             [exchange.due_ns for exchange, _ in answered],
-            [exchange.talk for exchange, _ in answered],
-            failed={each.talk: each.due_ns for each in outcome.exchanges if id(each) not in kept},
+            failed_ns=[each.due_ns for each in outcome.exchanges if id(each) not in kept],
             is_capped=is_capped,
         )
         return ServedLoad(

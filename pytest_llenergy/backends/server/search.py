@@ -18,12 +18,13 @@ from pytest_llenergy.record.served import ENDED_EARLY, OUT_OF_TIME
 class MissCounter:
     """Counts the requests of a load that have missed the SLO while it runs; ``allowed`` may.
 
-    It never overcounts: a first token does not arrive before the first byte, and the end of a stream may come
-    some time after its last token.
+    It never overcounts: a first token does not arrive before the first byte, the end of a stream may come
+    some time after its last token, and what the end of the load (``last_ns``) cuts off has missed nothing.
     """
 
     slo: Slo
     allowed: int
+    last_ns: int
     sent: int = 0
     missed: int = 0
     _undecided: list[Stream] = field(default_factory=list)
@@ -36,6 +37,8 @@ class MissCounter:
     def is_over(self) -> bool:
         """Look whether more requests than may have missed the SLO by now."""
         now_ns = time.monotonic_ns()
+        if now_ns >= self.last_ns:
+            return self.missed > self.allowed
         streams, self._undecided = self._undecided, []
         for stream in streams:
             if self._has_missed(stream, now_ns):

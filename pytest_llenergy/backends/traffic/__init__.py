@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests like real traffic: prompts of a given length, data sets, traces and conversations."""
+"""Requests like real traffic: prompts of a given length, data sets and traces."""
 
 from __future__ import annotations
 

@@ -30,18 +30,16 @@ KINDS = (".jsonl", ".json", ".csv")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 
 
-class Turn(msgspec.Struct):
+class Row(msgspec.Struct):
     """A row in the plugin's own form; see ``formats``. ``timestamp`` is in milliseconds."""
 
     prompt: Text | None = None
     input_tokens: Count | None = None
     blocks: list[tuple[str, Count]] = []
-    system: str = ""
+    history: tuple[tuple[str, str], ...] = ()
     answer: str = ""
     output_tokens: Count | None = None
     timestamp: Seconds | None = None
-    think_s: Seconds = 0.0
-    turns: Annotated[list[Turn], msgspec.Meta(min_length=1)] | None = None
 
 
 def dataset(
@@ -131,43 +129,35 @@ def _decode(data: bytes) -> Any:
         raise LLEnergyError(f"not JSON in UTF-8: {error}") from None
 
 
-def _convert(row: Any, column: str | None, block_tokens: int) -> Turn:
+def _convert(row: Any, column: str | None, block_tokens: int) -> Row:
     try:
-        found = msgspec.convert(read_row(row, column, block_tokens), Turn)
+        found = msgspec.convert(read_row(row, column, block_tokens), Row)
     except msgspec.ValidationError as error:
         raise LLEnergyError(str(error).replace("$.", "")) from None
-    if found.prompt is None and found.turns is None and found.input_tokens is None:
+    if found.prompt is None and found.input_tokens is None:
         raise LLEnergyError(
-            f"no {column or 'prompt, messages, conversations, turns or input_tokens'}; it has: "
+            f"no {column or 'prompt, messages, conversations or input_tokens'}; it has: "
             f"{', '.join(map(str, row)) or 'nothing'}; column= names the key of the prompt"
         )
     return found
 
 
-def _make_request(where: str, row: Turn, output_tokens: int | None) -> Request:
-    """Return the request of a row, with follow-ups for its further turns.
-
-    ``output_tokens`` is the length where a row has neither length nor answer.
-    """
-    turns = row.turns or [row]
-    places = [where] if row.turns is None else [f"{where}, turn {n}" for n in range(1, len(turns) + 1)]
-    first, *others = (_make_turn(*each, output_tokens) for each in zip(places, turns, strict=True))
-    at_s = None if row.timestamp is None else row.timestamp / 1000
-    return msgspec.structs.replace(first, at_s=at_s, system=row.system, follow_ups=tuple(others))
-
-
-def _make_turn(where: str, row: Turn, output_tokens: int | None) -> Request:
-    length = row.output_tokens or (None if row.answer else output_tokens)
-    answer = "" if row.output_tokens else row.answer
-    if row.prompt is not None:
-        return Request(prompt=row.prompt, output_tokens=length, answer=answer, think_s=row.think_s)
-    if row.input_tokens is None:
-        raise LLEnergyError(f"{where.rpartition(', ')[2]} has no prompt and no input_tokens")
-    # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place without
-    # the path: the digest of a data set must not depend on where it is.
-    rest = row.input_tokens - sum(tokens for _, tokens in row.blocks)
-    blocks = [*row.blocks, *([(f", {where}", rest)] if rest > 0 else [])]
-    return Request(blocks=tuple(blocks), output_tokens=length, answer=answer, think_s=row.think_s)
+def _make_request(where: str, row: Row, output_tokens: int | None) -> Request:
+    """Return the request of a row. ``output_tokens`` is for rows with neither a length nor an answer."""
+    blocks = row.blocks
+    if row.prompt is None and row.input_tokens is not None:
+        # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place
+        # without the path: the digest of a data set must not depend on where it is.
+        rest = row.input_tokens - sum(tokens for _, tokens in blocks)
+        blocks = [*blocks, *([(f", {where}", rest)] if rest > 0 else [])]
+    return Request(
+        prompt=row.prompt or "",
+        blocks=() if row.prompt is not None else tuple(blocks),
+        history=row.history,
+        output_tokens=row.output_tokens or (None if row.answer else output_tokens),
+        answer="" if row.output_tokens else row.answer,
+        at_s=None if row.timestamp is None else row.timestamp / 1000,
+    )
 
 
 def _schedule(requests: list[Request], time_scale: float) -> list[Request]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read rows in the forms of OpenAI, ShareGPT, Mooncake and Azure as rows of the plugin's own form.
 
-A row of that form is an object with ``prompt`` or ``input_tokens``, and perhaps ``system``, ``answer``,
-``output_tokens``, ``timestamp`` (milliseconds), ``think_s``, and ``turns``, which are rows.
+A row of that form is an object with ``prompt`` or ``input_tokens``, and perhaps ``answer``, ``output_tokens``
+and ``timestamp`` (milliseconds).
 """
 
 from __future__ import annotations
@@ -31,34 +31,32 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 
 def read_messages(row: Mapping[str, Any]) -> Row:
-    """Read ``messages`` of OpenAI or ``conversations`` of ShareGPT: what users say, and their answers."""
+    """Read ``messages`` of OpenAI: the last one of a user with all before it, and the answer to it.
+
+    Of ``conversations`` of ShareGPT the first prompt and answer are read, as by the benchmarks of vLLM and
+    SGLang.
+    """
     messages = row.get("messages", row.get("conversations"))
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise LLEnergyError("messages must be a list of objects")
-    system: list[str] = []
-    turns: list[Row] = []
+    said: list[tuple[str, str]] = []
     for number, message in enumerate(messages, 1):
-        said = message.get("role", message.get("from"))
-        role = ROLES.get(said) if isinstance(said, str) else None
+        who = message.get("role", message.get("from"))
+        role = ROLES.get(who) if isinstance(who, str) else None
         text = _text(message.get("content", message.get("value")))
         if role is None:
-            raise LLEnergyError(f"message {number} has the role {said!r}; known: {', '.join(ROLES)}")
+            raise LLEnergyError(f"message {number} has the role {who!r}; known: {', '.join(ROLES)}")
         if text is None or (role != "assistant" and not text.strip()):
-            raise LLEnergyError(f"message {number} of {said} has no text, or parts that are no text")
-        if role == "system" and not turns:
-            system.append(text)
-        elif role == "user":
-            turns.append({"prompt": text})
-        elif role == "assistant" and turns and "answer" not in turns[-1]:
-            turns[-1]["answer"] = text
-        else:
-            raise LLEnergyError(f"message {number} of {said} comes before or after where it can be used")
-    if not turns:
-        raise LLEnergyError("no message of a user")
+            raise LLEnergyError(f"message {number} of {who} has no text, or parts that are no text")
+        said.append((role, text))
+        if role == "assistant" and "messages" not in row:
+            break
+    answer = said.pop()[1] if said and said[-1][0] == "assistant" else ""
+    if not said or said[-1][0] != "user":
+        raise LLEnergyError("no message of a user at the end, or before an answer at the end")
+    *history, (_, prompt) = said
     kept = {name: value for name, value in row.items() if name not in ("messages", "conversations")}
-    if (length := kept.pop("output_tokens", None)) is not None:
-        turns = [turn | {"output_tokens": length} for turn in turns]
-    return {**kept, "system": "\n\n".join(system), "turns": turns}
+    return {**kept, "history": history, "prompt": prompt, "answer": answer}
 
 
 def _text(content: Any) -> str | None:

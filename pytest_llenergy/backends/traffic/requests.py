@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -25,32 +25,29 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         prompt: Text of the prompt; empty if it is to be written.
         blocks: Parts of the prompt to write, each with a name and its number of tokens. Prompts that begin
             with the same blocks begin with the same text.
-        system: System message of the chat endpoint; other work puts it before the prompt.
+        history: Messages before the prompt, each a role and a text. Other work than chat puts their texts
+            before that of the prompt, with blank lines between.
         output_tokens: Tokens to generate; None for ``max_new_tokens``.
         answer: If ``output_tokens`` is None, generate as many tokens as this text has.
         at_s: When to send it, in seconds from the start; None without a schedule.
-        think_s: Pause before this request of a conversation, after the answer before it (seconds).
-        follow_ups: Further requests of a conversation; each is sent with all messages and answers before it.
     """
 
     prompt: str = ""
     blocks: tuple[tuple[str, Count], ...] = ()
-    system: str = ""
+    history: tuple[tuple[str, str], ...] = ()
     output_tokens: Count | None = None
     answer: str = ""
     at_s: Seconds | None = None
-    think_s: Seconds = 0.0
-    follow_ups: tuple[Request, ...] = ()
 
     @property
     def input_tokens(self) -> int | None:
         """Tokens of the prompt to write, counted with the tokenizer's special tokens; None for a text."""
         return sum(tokens for _, tokens in self.blocks) if self.blocks else None
 
-    def turns(self) -> Iterator[Request]:
-        """Yield the request and its follow-ups."""
-        yield self
-        yield from self.follow_ups
+    @property
+    def text(self) -> str:
+        """Prompt and history as one text."""
+        return "\n\n".join([*(text for _, text in self.history), self.prompt])
 
 
 class Requests(tuple[Request, ...]):
@@ -83,12 +80,10 @@ def check_inputs(task: str, inputs: Any) -> None:
             f"{task}: prompts must be a list of one or more strings, or of requests, found {shorten(inputs)}"
         )
     for number, request in enumerate(inputs, 1):
-        turns = list(as_request(request).turns())
-        for turn in turns if isinstance(request, Request) else ():
-            if fault := _find_fault(turn, is_first=turn is request):
-                raise BackendError(f"{task}: request {number}: {fault}")
+        if isinstance(request, Request) and (fault := _find_fault(request)):
+            raise BackendError(f"{task}: request {number}: {fault}")
         try:
-            "".join(turn.prompt + turn.system + turn.answer for turn in turns).encode()
+            (request if isinstance(request, str) else request.text + request.answer).encode()
         except UnicodeEncodeError as error:
             raise BackendError(
                 f"{task}: prompt {number} is not valid Unicode: a lone surrogate, "
@@ -96,18 +91,12 @@ def check_inputs(task: str, inputs: Any) -> None:
             ) from None
 
 
-def _find_fault(request: Request, *, is_first: bool) -> str | None:
+def _find_fault(request: Request) -> str | None:
     try:
         msgspec.convert(msgspec.to_builtins(request), Request)
     except (msgspec.ValidationError, TypeError) as error:
         return str(error).replace("$.", "")
-    if bool(request.prompt) == bool(request.blocks):
-        return "needs a prompt or blocks, and not both"
-    if is_first:
-        return "think_s of a first request: use at_s, or a follow-up" if request.think_s else None
-    if request.follow_ups or request.system or request.at_s is not None:
-        return "a follow-up has no follow_ups, no system and no at_s; they are those of the first request"
-    return None
+    return None if bool(request.prompt) != bool(request.blocks) else "needs a prompt or blocks, and not both"
 
 
 def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,18 +120,15 @@ def complete_arguments(task: str, inputs: Inputs, arguments: Mapping[str, Any]) 
         if found.get("arrivals") != "trace":
             found.setdefault("num_requests", len(inputs))
         return found
-    if any(request.follow_ups for request in requests):
-        raise BackendError(f"{task}: conversations need backend.serve")
-    if task == "generate":
-        lengths = {each.output_tokens if isinstance(each, Request) else None for each in inputs}
-        if len(lengths) > 1 or any(request.answer for request in requests):
-            raise BackendError(
-                "generate: the requests have unlike output lengths, and a batch has one; use backend.serve, "
-                "or requests without output_tokens and max_new_tokens"
-            )
-        (length,) = lengths
-        if length is not None:
-            found.setdefault("max_new_tokens", length)
+    lengths = {each.output_tokens if isinstance(each, Request) else None for each in inputs}
+    if len(lengths) > 1 or any(request.answer for request in requests):
+        raise BackendError(
+            "generate: the requests have unlike output lengths, and a batch has one; use backend.serve, or "
+            "requests without output_tokens and max_new_tokens"
+        )
+    (length,) = lengths
+    if length is not None:
+        found.setdefault("max_new_tokens", length)
     return found
 
 
@@ -152,10 +138,9 @@ def describe_inputs(task: str, inputs: Inputs, arguments: Mapping[str, Any]) -> 
     if not requests:
         return dict(arguments)
     described = {**arguments, "requests": getattr(inputs, "description", None) or f"{len(inputs)} requests"}
-    turns = [turn for request in requests for turn in request.turns()]
-    own = [turn for turn in turns if turn.output_tokens is not None or turn.answer]
+    own = [each for each in requests if each.output_tokens is not None or each.answer]
     if task == "serve" and own:
-        others = "" if len(requests) == len(inputs) and len(own) == len(turns) else ", else "
+        others = "" if len(own) == len(inputs) else ", else "
         described["max_new_tokens"] = (
             f"of each request{others}{arguments['max_new_tokens'] if others else ''}"
         )

@@ -63,27 +63,23 @@ class Writer:
 
     def write(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests with texts in place of blocks, and with the output lengths of their answers."""
-        turns = [turn for request in requests for turn in request.turns()]
-        asked = {turn.blocks: sum(tokens for _, tokens in turn.blocks) for turn in turns if turn.blocks}
+        asked = {each.blocks: each.input_tokens or 0 for each in requests if each.blocks}
         texts = {blocks: self._draft(blocks) for blocks in asked}
         for blocks, counted in zip(texts, self._count(list(texts.values())) if texts else [], strict=True):
             if counted != asked[blocks]:
                 texts[blocks] = self._fit(texts[blocks], counted, asked[blocks])
-        answers = list(dict.fromkeys(t.answer for t in turns if t.answer and t.output_tokens is None))
+        measured = (each.answer for each in requests if each.answer and each.output_tokens is None)
+        answers = list(dict.fromkeys(measured))
         lengths = dict(zip(answers, self._count(answers) if answers else [], strict=True))
 
-        def written(turn: Request) -> Request:
-            length = turn.output_tokens
-            if length is None and turn.answer:
-                length = max(1, lengths[turn.answer] - self.added)
-            return msgspec.structs.replace(
-                turn,
-                prompt=texts.get(turn.blocks, turn.prompt),
-                output_tokens=length,
-                follow_ups=tuple(map(written, turn.follow_ups)),
-            )
+        def written(request: Request) -> Request:
+            length = request.output_tokens
+            if length is None and request.answer:
+                length = max(1, lengths[request.answer] - self.added)
+            prompt = texts.get(request.blocks, request.prompt)
+            return msgspec.structs.replace(request, prompt=prompt, output_tokens=length)
 
-        return [written(request) for request in requests]
+        return list(map(written, requests))
 
     def reopen(self, text: str, number: int) -> str:
         """Return a written text with other first words, so that nothing of it is in a prefix cache.
@@ -133,4 +129,4 @@ def write_texts(inputs: Inputs, backend: str, count: Count | None) -> list[str]:
                 "written; give texts, or add count_tokens to the backend"
             )
         requests = Writer(count, backend).write(requests)
-    return [f"{each.system}\n\n{each.prompt}" if each.system else each.prompt for each in requests]
+    return [each.text for each in requests]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face transformers: one process per device, static batches, embeddings."""
+"""Hugging Face transformers: one process per device, static batches."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ SPEC = BackendSpec(
         tensor=True,
         placement=True,
         gpu=True,
-        tasks=("generate", "embed"),
-        options=("dtype", "lora"),
+        options=("dtype",),
         passes=True,
         caches=("dynamic", "static"),
         timestamps="token",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transformers backend in a rank: load a model, prepare batches and embeddings."""
+"""The transformers backend in a rank: load a model, prepare batches."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
 from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types, type_name
-from pytest_llenergy.backends.tasks import EmbeddingParams, GenerationParams, Result
+from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.backends.transformers import SPEC, jobs
-from pytest_llenergy.backends.transformers.embeddings import is_encoder, prepare_embedding
-from pytest_llenergy.backends.transformers.flops import count_flops
 from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
 from pytest_llenergy.backends.transformers.parallel import load_onto_devices
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import BackendInfo, Precision
-from pytest_llenergy.record.timeline import Flops
 
 #: Options of transformers that decide about devices, the model, or how many sequences a prompt gets.
 RESERVED = (
@@ -30,15 +27,9 @@ RESERVED = (
     *("offload_folder", "config", "state_dict", "num_return_sequences", "return_dict_in_generate"),
 )
 
-#: The option with which ``generate`` drafts tokens, and the one with which it reads the prompt in parts.
-DRAFTS, CHUNKS = "prompt_lookup_num_tokens", "prefill_chunk_size"
-
 
 class TransformersBackend:
-    """``AutoModelForCausalLM.generate`` with left padding and an attention mask.
-
-    A model without a generating head is loaded by ``AutoModel``, to embed.
-    """
+    """``AutoModelForCausalLM.generate`` with left padding and an attention mask."""
 
     def load(self, model: ModelSource, options: Mapping[str, Any], context: RankContext) -> BackendInfo:
         import torch
@@ -46,21 +37,16 @@ class TransformersBackend:
 
         transformers.utils.logging.disable_progress_bar()
         self._torch = torch
-        self._tensor = context.parallel.tensor
         self._device = "cpu" if context.devices == ("cpu",) else "cuda:0"
-        self._label = model.label
         self._options = options
         passed = select_options("transformers", options, SPEC.capabilities.options, RESERVED)
         names = vars(transformers.GenerationConfig())
         #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
         self._generation = {name: value for name, value in passed.items() if name in names}
         loading = {name: value for name, value in passed.items() if name not in names}
-        self._drafts = DRAFTS in self._generation
-        if self._drafts and CHUNKS in self._generation:
-            raise BackendError(f"transformers: {DRAFTS} reads whole prompts; leave out {CHUNKS}")
         for kind in ("tensor", "placement"):
             if (degree := getattr(context.parallel, kind)) > 1:
-                self._refuse_with(f"{kind}={degree}", "quantization_config", "lora", DRAFTS)
+                self._refuse_with(f"{kind}={degree}", "quantization_config", "prompt_lookup_num_tokens")
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
         dtype = type_name(str(self._model.dtype))
@@ -68,7 +54,7 @@ class TransformersBackend:
             raise BackendError(
                 f"transformers: dtype is {options['dtype']!r}, and {model.label} runs with {dtype}"
             )
-        self._eos = self._drop_generation_config() if self._generates else set[int]()
+        self._eos = self._drop_generation_config()
         return BackendInfo(
             name="transformers",
             version=transformers.__version__,
@@ -81,8 +67,8 @@ class TransformersBackend:
                 "attn_implementation": str(self._model.config._attn_implementation),
                 "torch": str(torch.__version__),
                 "device": self._device,
+                "batching": "static",
                 **placement,
-                **self._apply_options(),
             },
         )
 
@@ -101,7 +87,7 @@ class TransformersBackend:
         return Precision(
             weights=", ".join(filter(None, (method, list_types(counts)))),
             compute=dtype,
-            kv_cache=dtype if self._generates else None,
+            kv_cache=dtype,
             activations=None if method else "none",
         )
 
@@ -109,19 +95,16 @@ class TransformersBackend:
         self, model: ModelSource, loading: Mapping[str, Any], context: RankContext
     ) -> dict[str, Primitive]:
         """Read model and tokenizer. Returns which devices they are on, for the record."""
-        from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
         path = pretrained_path(model)
-        config = AutoConfig.from_pretrained(path)
         keywords: dict[str, Any] = {"dtype": self._options.get("dtype") or "auto"}
         if "quantization_config" in loading:
             # Some quantised weights cannot be moved.
             keywords["device_map"] = {"": self._device}
-        self._generates = not is_encoder(config)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path, padding_side="left")
-        kind = AutoModelForCausalLM if self._generates else AutoModel
         keywords = dict(**keywords, **loading)
-        loaded, placement = load_onto_devices(kind, path, keywords, context, self._device)
+        loaded, placement = load_onto_devices(AutoModelForCausalLM, path, keywords, context, self._device)
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._model: Any = loaded.eval()
@@ -142,8 +125,6 @@ class TransformersBackend:
 
     def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
         """Prepare a padded batch."""
-        if not self._generates:
-            raise BackendError(f"transformers: model {self._label} cannot generate; use backend.embed")
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
@@ -167,17 +148,8 @@ class TransformersBackend:
             config=config,
             seed=params.seed,
             ends=ends,
-            drafts=self._drafts,
             passed=self._generation,
         )
-
-    def prepare_embedding(self, texts: Sequence[str], params: EmbeddingParams) -> Job:
-        """Prepare a padded batch of texts for the model without its generating head."""
-        self._refuse_with("embed", *self._generation)
-        return prepare_embedding(self._model, self._tokenizer, texts, params, self._device)
-
-    def flops(self, job: Any, _done: Result) -> Flops:
-        return count_flops(self._model, job, self._tensor)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("transformers", self._encode, texts)]
@@ -195,13 +167,6 @@ class TransformersBackend:
         del self._model
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
-
-    def _apply_options(self) -> dict[str, Primitive]:
-        """Load what options need besides the model. Returns what goes into the record."""
-        recorded: dict[str, Primitive] = {"batching": "static"}
-        if (lora := self._options.get("lora")) is not None:
-            recorded |= jobs.load_adapter(self._model, str(lora))
-        return recorded
 
     def _refuse_with(self, what: str, *names: str) -> None:
         """Raise ``BackendError`` for load options that would be ignored, or do not work, with something."""

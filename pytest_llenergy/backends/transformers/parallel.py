@@ -124,8 +124,6 @@ def load_complete(loader: Any, path: str, **keywords: Any) -> Any:
     """
     model, report = loader.from_pretrained(path, **keywords, output_loading_info=True)
     random = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    # Embeddings do not use the output of this layer, which files of encoders may lack.
-    random = {name for name in random if "pooler." not in name}
     if random:
         raise ValueError(
             f"its files lack weights, or have them in another shape: {len(random)} would be random, such as "

@@ -9,7 +9,6 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pytest_llenergy.backends.base import BackendWorker, RankContext
@@ -54,13 +53,12 @@ class VllmJob:
     tokenizer: Any
     prompts: Sequence[list[int]]
     sampling: Sequence[Any]
-    lora: Any = None
     reuses: bool = False
 
     def run(self) -> Steps:
         engine, steps = self.engine, []
         for number, (ids, params) in enumerate(zip(self.prompts, self.sampling, strict=True)):
-            engine.add_request(str(number), {"prompt_token_ids": ids}, params, lora_request=self.lora)
+            engine.add_request(str(number), {"prompt_token_ids": ids}, params)
         while engine.has_unfinished_requests():
             outputs = engine.step()
             steps.append((time.monotonic_ns(), outputs))
@@ -161,7 +159,6 @@ class VllmBackend:
         self._reuses = bool(options.get("prefix_cache"))
         if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
             raise BackendError(f"vllm: its prefix cache is not {'on' if self._reuses else 'off'}")
-        self._lora = _lora_request(options.get("lora"))
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -222,7 +219,7 @@ class VllmBackend:
             )
             for number in range(len(ids))
         ]
-        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling, self._lora, self._reuses)
+        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling, self._reuses)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("vllm", self._tokenizer.encode, texts)]
@@ -246,7 +243,7 @@ class VllmBackend:
 def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContext) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs``. Raises ``TypeError`` for one that is also set here."""
     # Tokens of several steps at once would have no times of their own.
-    passed = select_options("vllm", options, ("prefix_cache", "lora"), ("stream_interval",))
+    passed = select_options("vllm", options, ("prefix_cache",), ("stream_interval",))
     if passed.get("distributed_executor_backend") == "ray":
         raise BackendError(
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
@@ -260,8 +257,6 @@ def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContex
         "disable_log_stats": True,
         **_node_arguments(context),
     }
-    if options.get("lora") is not None:
-        ours |= {"enable_lora": True, "max_loras": 1}
     if context.devices == ("cpu",) and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
         ours["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
     if {"speculative_config", "spec_method", "spec_model"} & set(passed):
@@ -363,12 +358,3 @@ def _precision(config: Any) -> Precision:
         compute=compute,
         kv_cache=compute if cache == "auto" else type_name(cache),
     )
-
-
-def _lora_request(directory: str | None) -> Any:
-    """Return the request for an adapter; None for none."""
-    if directory is None:
-        return None
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(Path(directory).name, 1, str(directory))
