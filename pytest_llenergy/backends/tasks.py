@@ -39,6 +39,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 AboveZero = Annotated[float, msgspec.Meta(gt=0)]
 
+#: What every library takes; some cut larger ones to 32 bits in silence, or read them as random.
+Seed = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
 
 class Params(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keyword arguments of a task."""
@@ -110,7 +113,7 @@ class GenerationParams(Params, frozen=True):
     temperature: AboveZero = 1.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     top_k: Positive = 50
-    seed: NotNegative = 0
+    seed: Seed = 0
     ignore_eos: bool = False
     stop_token_ids: tuple[NotNegative, ...] = ()
     cache: Literal["dynamic", "static"] = "dynamic"

@@ -71,6 +71,7 @@ class TestGenerateArguments:
             ({"top_p": 1.5}, "generate: top_p: Expected `float` <= 1.0"),
             ({"max_tokens": 5}, "generate: unknown argument max_tokens; known: max_new_tokens, do_sample"),
             ({"max_new_tokens": "5"}, "generate: max_new_tokens: Expected `int`, got `str`"),
+            ({"seed": 2**31}, "generate: seed: Expected `int` <= 2147483647"),
             ({"cache": "paged"}, "generate: cache: Invalid enum value 'paged'"),
         ],
     )

@@ -134,7 +134,7 @@ def test_roles_have_the_joules_of_the_processes_of_one_server(
 
 
 @pytest.mark.slow
-def test_a_curve_over_load_has_the_joules_of_roles_and_a_reason_for_operations(
+def test_a_curve_over_load_has_the_joules_of_roles(
     suite: pytest.Pytester, world: World, read_report: Read
 ) -> None:
     suite.makepyfile(LOAD_ROLES)

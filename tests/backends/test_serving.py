@@ -188,6 +188,12 @@ class TestStreams:
         ]
         assert answer(*parts).token_ids == [7, 9]
 
+    def test_token_ids_that_contradict_the_usage_have_no_times(self) -> None:
+        parts = [(120 + at, event(text, choice={"token_ids": [7, 8]})) for at, text in enumerate("abc")]
+        got = answer(*parts, (150, event(finish="length", **usage(1, 3))), (150, DONE))
+        assert (got.exact, got.token_ids, got.request.token_ns) == (False, [], ())
+        assert got.doubt == "the chunks have 6 token ids, and usage counts 3 tokens"
+
     @pytest.mark.parametrize(
         ("given", "kind", "message"),
         [
@@ -233,8 +239,29 @@ class TestStreams:
                 BackendError,
                 "server: request 1 of 1: a chunk is not JSON (",
             ),
+            (
+                stream((120, b'data: {"object": "error", "message": "too long", "code": 400}\n\n')),
+                BackendError,
+                "server: request 1 of 1: too long",
+            ),
+            (
+                stream((120, event("a", finish="stop", **usage(0, 1))), (130, DONE)),
+                BackendError,
+                "server: request 1 of 1: usage counts no tokens in the prompt",
+            ),
         ],
-        ids=["no-usage", "ends-early", "breaks", "refused", "unknown-model", "gateway", "error", "no-json"],
+        ids=[
+            "no-usage",
+            "ends-early",
+            "breaks",
+            "refused",
+            "unknown-model",
+            "gateway",
+            "error",
+            "no-json",
+            "error-event",
+            "no-prompt",
+        ],
     )
     def test_an_invalid_answer_gives_a_one_line_error(
         self, given: Stream, kind: type[Exception], message: str

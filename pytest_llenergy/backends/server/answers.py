@@ -194,8 +194,14 @@ def read_answer(stream: Stream, name: str) -> Answer:
             "stream_options.include_usage",
             is_wrong=True,
         )
+    if usage.prompt_tokens < 1:
+        raise FailedRequestError(f"server: {name}: usage counts no tokens in the prompt", is_wrong=True)
     _check_usage(chunks, produced, sum(chunk.has_text for chunk in chunks[counted:]), name)
     counts, doubt = _count_tokens(chunks, produced, finish)
+    ids = [token for chunk in chunks for token in chunk.ids]
+    # The one that ends a sequence may be left out.
+    if ids and len(ids) not in (produced - 1, produced):
+        counts, doubt = None, f"the chunks have {len(ids)} token ids, and usage counts {produced} tokens"
     with_text = [chunk for chunk in chunks if chunk.has_text]
     token_ns: tuple[int, ...] = ()
     chunk_ns: tuple[int, ...] = ()
@@ -204,7 +210,6 @@ def read_answer(stream: Stream, name: str) -> Answer:
         token_ns = tuple(chunk.time_ns for chunk, count in pairs for _ in range(count))
         if max(counts) > 1:
             chunk_ns = tuple(chunk.time_ns for chunk, count in pairs if count)
-    ids = [token for chunk in chunks for token in chunk.ids]
     details = usage.prompt_tokens_details
     return Answer(
         text=join_texts([chunk.text for chunk in chunks]),
@@ -233,8 +238,11 @@ def _read_event(data: bytes, name: str) -> _Event:
     except ValueError as error:
         shown = show_line(text)[:80]
         raise FailedRequestError(f"server: {name}: a chunk is not JSON ({error}): {shown}") from None
+    fault = event.get("error") if isinstance(event, dict) else None
+    if isinstance(event, dict) and event.get("object") == "error":
+        fault = event
     # A null error is none.
-    if isinstance(event, dict) and (fault := event.get("error")):
+    if fault:
         # vLLM and llama.cpp give the status, others a word.
         code = fault.get("code") if isinstance(fault, dict) else None
         said = error_text(text)

@@ -178,8 +178,8 @@ class ServerBackend:
         if not name:
             raise BackendError(f"server: GET {MODELS_PATH} names no model; {NAME_IT}")
         dialect = select_dialect(models)
-        offered = probe_endpoints(client, dialect, name, served, self._check_alive)
-        endpoint = Endpoint(client, dialect, name, offered, ready, self._check_alive, address, flags)
+        offered, refusal = probe_endpoints(client, dialect, name, served, self._check_alive)
+        endpoint = Endpoint(client, dialect, name, offered, refusal, ready, self._check_alive, address, flags)
         self._endpoint = endpoint
         weights = endpoint.read_field(dialect.weights)
         parallelism = show_degrees(degrees) or "none stated"

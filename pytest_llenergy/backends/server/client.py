@@ -167,6 +167,7 @@ class Client:
 
 
 def _error_line(error: BaseException) -> str:
-    """Return an error in one line; some have no text, or that of a lower layer with a status of no answer."""
-    text = str(error).partition(": <TransferEncodingError")[0] or type(error).__name__
-    return hide_keys(text.splitlines()[0])[:MAX_ERROR_CHARACTERS]
+    """Return an error in one line; some have no text, or a message besides a status that is no answer's."""
+    text = str(getattr(error, "message", "") or error).partition(": <TransferEncodingError")[0]
+    lines = text.splitlines() or [type(error).__name__]
+    return hide_keys(lines[0].rstrip(":"))[:MAX_ERROR_CHARACTERS]

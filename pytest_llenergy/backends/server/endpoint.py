@@ -38,8 +38,8 @@ MODELS_PATH = "/v1/models"
 #: Paths that show whether a server is ready; the next one is tried if a server does not have one.
 READY_PATHS = ("/health", MODELS_PATH)
 
-#: Statuses of a path or method that a server does not have, and of a key that it refuses.
-ABSENT, FORBIDDEN = (400, 404, 405, 422, 501), (401, 403)
+#: Statuses of a path or method that a server does not have, of a key that it refuses, and of too much to do.
+ABSENT, FORBIDDEN, BUSY = (400, 404, 405, 422, 501), (401, 403), (408, 429, 503)
 
 CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
 
@@ -75,6 +75,7 @@ class Endpoint:
     """A server that answers.
 
     Attributes:
+        refusal: What it answered at an endpoint that it has and that does not work, in parentheses.
         ready: A path that it answers at once.
         flags: What a reader must know of every measurement with this server.
     """
@@ -83,6 +84,7 @@ class Endpoint:
     dialect: Dialect
     model: str
     offered: Sequence[str]
+    refusal: str
     ready: str
     check_alive: CheckAlive
     address: Address
@@ -93,7 +95,7 @@ class Endpoint:
         if endpoint not in self.offered:
             other = self.offered[0]
             raise BackendError(
-                f"server: it answers at {PATHS[other]} only, and not at {PATHS[endpoint]}; use "
+                f"server: it answers at {PATHS[other]} only, and not at {PATHS[endpoint]}{self.refusal}; use "
                 f"backend.serve(..., endpoint={other!r})"
             )
 
@@ -211,12 +213,16 @@ def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAliv
         if time.monotonic() > deadline:
             break
         time.sleep(HEALTH_POLL_S)
-    last = f"{answer.status}: {error_text(answer.body())}" if answer.status else f"no answer ({answer.broke})"
+    last = _describe(answer)
     if not settings.words:
         raise BackendError(f"server: GET {path} at {client.url}: {last}; is it running, and ready?")
     raise ServerError(
         f"server: not ready after {settings.timeout_s:g} s, GET {path}: {last}; see --energy-timeout"
     )
+
+
+def _describe(answer: Stream) -> str:
+    return f"{answer.status}: {error_text(answer.body())}" if answer.status else f"no answer ({answer.broke})"
 
 
 def _check_allowed(answer: Stream) -> None:
@@ -229,6 +235,8 @@ def list_models(client: Client) -> list[Mapping[str, Any]]:
     """Return what ``/v1/models`` lists; nothing if the server lacks it."""
     answer = client.get(MODELS_PATH)
     _check_allowed(answer)
+    if answer.status == 0 or answer.status >= 500:
+        raise BackendError(f"server: GET {MODELS_PATH} at {client.url}: {_describe(answer)}")
     if answer.status == 200 and answer.media == "text/html":
         raise BackendError(
             f"server: {MODELS_PATH} at {client.url} answered with an HTML page; is this a server with the "
@@ -241,10 +249,11 @@ def list_models(client: Client) -> list[Mapping[str, Any]]:
 
 def probe_endpoints(
     client: Client, dialect: Dialect, model: str, served: Sequence[str], check_alive: CheckAlive
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], str]:
     """Request a token of each endpoint, so that what cannot work fails before any measurement.
 
-    Returns the endpoints that answer: completions without the chat endpoint being asked, or chat alone.
+    Returns the endpoints that answer: completions without the chat endpoint being asked, or chat alone; and
+    what completions answered then.
     """
     first: FailedRequestError | None = None
     for endpoint in PATHS:
@@ -257,11 +266,13 @@ def probe_endpoints(
             read_answer(stream, f"model {model_label(model)!r}")
         except FailedRequestError as error:
             first = first or error
-            # Whatever is wrong with completions may not be with chat, but for the key and the address.
-            if error.status in FORBIDDEN or not 400 <= error.status < 600:
+            # What is wrong with completions may not be with chat, but for the key, the address and the load.
+            if error.status in (*FORBIDDEN, *BUSY) or not 400 <= error.status < 600:
                 break
         else:
-            return tuple(PATHS) if first is None else (endpoint,)
+            if first is None:
+                return tuple(PATHS), ""
+            return (endpoint,), "" if first.status in (404, 405, 501) else f" ({first})"
     assert first is not None
     if first.status == 404:
         raise ModelError(

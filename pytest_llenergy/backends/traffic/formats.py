@@ -73,7 +73,9 @@ def read_mooncake(row: Mapping[str, Any], block_tokens: int) -> Row:
     names = {"input_length": "input_tokens", "output_length": "output_tokens"}
     read = {names.get(name, name): value for name, value in row.items() if name != "hash_ids"}
     tokens, ids = read.get("input_tokens"), row.get("hash_ids") or []
-    if isinstance(tokens, int) and isinstance(ids, list):
+    if not isinstance(ids, list):
+        raise LLEnergyError(f"hash_ids must be a list, found {type(ids).__name__}")
+    if isinstance(tokens, int):
         if (len(ids) - 1) * block_tokens >= tokens:
             raise LLEnergyError(f"{len(ids)} hash_ids of {block_tokens} tokens exceed the prompt's {tokens}")
         starts = [n * block_tokens for n in range(len(ids))]
