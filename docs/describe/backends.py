@@ -15,7 +15,7 @@ from .text import capital, code, help_text, page, table
 TABLES = {
     "Processes and devices": ("launch", "hosts", "cpu", "gpu"),
     "Parallelism": ("data", "tensor", "pipeline", "placement"),
-    "Work": ("tasks", "batching", "caches", "timestamps"),
+    "Work": ("tasks", "caches", "timestamps"),
     "Load options": ("options", "passes"),
 }
 

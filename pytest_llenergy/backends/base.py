@@ -24,7 +24,6 @@ import msgspec
 
 from pytest_llenergy.backends.interpreter import missing_modules
 from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.tasks import GenerationParams, Result
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Parallel
@@ -72,7 +71,6 @@ class Capabilities:
     options: tuple[str, ...] = ()
     passes: bool = False
     caches: tuple[str, ...] = ("dynamic",)
-    batching: tuple[Literal["static", "continuous"], ...] = ("static",)
     timestamps: Literal["none", "step", "token"] = "none"
 
     def choose_degrees(self, parallel: Parallel | None, devices: int) -> Parallel:
@@ -85,9 +83,7 @@ class Capabilities:
 
     def unknown_options(self, names: Iterable[str]) -> list[str]:
         """Return the load options that are neither declared nor passed on to the library."""
-        return [
-            name for name in names if name not in self.options and (name in COMMON_OPTIONS or not self.passes)
-        ]
+        return [name for name in names if name not in self.options and not self.passes]
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,6 @@ NO_TELEMETRY = {"ORT_DISABLE_TELEMETRY": "1"}
 #: Names in records of the builder's precisions; others have the same.
 NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
-#: With this ``accuracy_level``, products of block-quantised weights quantise their inputs too
-#: (docs/ContribOperators.md of ONNX Runtime).
-QUANTISES_INPUTS = 4
-
 #: Every other way to choose a token, switched off: the model's own defaults would not be recorded.
 PLAIN_SEARCH: dict[str, Any] = {
     "num_beams": 1,
@@ -156,7 +152,7 @@ class OnnxRuntimeBackend:
         if not is_converted:
             directory = onnx_directory(source, precision, onnxruntime_genai.__version__)
         types = _read_precision(directory)
-        wanted = Precision(weights=dtype, compute=dtype, kv_cache=dtype, activations="none")
+        wanted = Precision(weights=dtype, compute=dtype, kv_cache=dtype)
         if dtype is not None and types not in (None, wanted):
             found = ", ".join(f"{name} {kind}" for name, kind in msgspec.structs.asdict(types).items())
             raise BackendError(f"onnxruntime: dtype is {dtype!r}, and {model.label} runs with {found}")
@@ -319,12 +315,6 @@ def _read_precision(directory: Path) -> Precision | None:
     if quantised:
         # The bytes into which those numbers are packed.
         del weights["UINT8"]
-    levels = {each["accuracy_level"].value for each in quantised if "accuracy_level" in each}
     caches = Counter(str(value.dtype) for value in graph.inputs if str(value.name).startswith("past_"))
     outputs = Counter(str(value.dtype) for value in graph.outputs if value.name == "logits")
-    return Precision(
-        weights=list_types(weights),
-        compute=list_types(outputs),
-        kv_cache=list_types(caches),
-        activations="int8" if QUANTISES_INPUTS in levels else "none",
-    )
+    return Precision(weights=list_types(weights), compute=list_types(outputs), kv_cache=list_types(caches))

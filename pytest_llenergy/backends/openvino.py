@@ -205,20 +205,13 @@ def _apply_options(scheduler: Any, options: Mapping[str, Any], threads: int) -> 
 def _read_precision(log: str, location: Path) -> Precision:
     """Return the number types of the language model, which is compiled last, from OpenVINO's log."""
     compiled = dict(re.findall(r"^  (\w+): (.*)$", log.rpartition("\nModel: ")[2], re.MULTILINE))
-    group = compiled.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
     caches = [compiled[name] for name in ("KEY_CACHE_PRECISION", "VALUE_CACHE_PRECISION") if name in compiled]
     weights = _read_ir_weights(location) if location.is_dir() else describe_gguf_weights(location)
     compute = compiled.get("INFERENCE_PRECISION_HINT")
-    activations = None
-    if group is not None:
-        # Only products with quantised weights quantise their inputs.
-        is_quantised = weights is not None and not weights.startswith(("float", "bfloat"))
-        activations = f"int8, groups of {group}" if is_quantised and group != "0" else "none"
     return Precision(
         weights=weights,
         compute=None if compute is None else type_name(compute),
         kv_cache=list_types(Counter(caches)),
-        activations=activations,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load options: a few with one meaning in every backend; all others go to the inference library as they are.
+"""Load options: ``dtype`` has one meaning in every backend; others go to the inference library as they are.
 
 An adapter refuses what it sets itself; everything else is for the library to refuse.
 """
@@ -9,22 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pytest_llenergy.backends.secrets import find_secret, is_secret
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.record import Flag
 
-#: Load options that mean the same in every backend that declares them. A backend that does not declare one
-#: refuses it, even if its library has an option of that name.
-COMMON_OPTIONS = ("dtype", "prefix_cache")
-
-#: On a round that has taken prompt tokens from the prefix cache.
-PREFIXES_REUSED = Flag(
-    name="prefix-cache",
-    severity="note",
-    detail="prefix_cache=True: prompts reuse what earlier ones computed, so rounds after the first do not "
-    "prefill them whole; tokens.cached counts the tokens",
-)
+#: Endings of the names of credentials, which options of no backend may hold: options are recorded.
+SECRETS = ("api_key", "auth_token", "hf_token", "password", "secret")
 
 
 def select_options(
@@ -35,9 +24,9 @@ def select_options(
     Those that the adapter sets (``reserved``), arguments of ``generate`` and secrets are refused.
     """
     passed = {name: value for name, value in options.items() if name not in own}
-    for name, value in passed.items():
+    for name in passed:
         reason = None
-        if is_secret(name) or find_secret(value) is not None:
+        if name == "token" or name.endswith(SECRETS):
             reason = "it is a secret, and options are recorded; set an environment variable, such as HF_TOKEN"
         elif name in GenerationParams.__struct_fields__:
             reason = "it is an argument of generate"

@@ -74,7 +74,6 @@ class Requirements:
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     task: str | None = None
     cache: str | None = None
-    batching: str | None = None
     timestamps: str | None = None
     per_host: int | None = None
 
@@ -96,7 +95,6 @@ class Requirements:
         for what, required, has in (
             ("the task {}", self.task, row.tasks),
             ("a {} cache", self.cache, row.caches),
-            ("{} batching", self.batching, row.batching),
             ("timestamps of each {}", self.timestamps, (row.timestamps,)),
         ):
             # Timestamps of each token are also those of steps.
@@ -106,12 +104,11 @@ class Requirements:
 
 
 def parse_needs(**needs: str | None) -> Requirements:
-    """Parse what a test needs: a task, a cache, batching or timestamps."""
+    """Parse what a test needs: a task, a cache or timestamps."""
     row = get_type_hints(Capabilities)
     known: dict[str, tuple[str, ...]] = {
         "task": tuple(TASKS),
         "cache": get_args(get_type_hints(GenerationParams)["cache"]),
-        "batching": get_args(get_args(row["batching"])[0]),
         "timestamps": tuple(word for word in get_args(row["timestamps"]) if word != "none"),
     }
     for name, value in needs.items():
@@ -127,7 +124,7 @@ def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str,
     unmet = list(required.unmet(spec.capabilities))
     if not unmet:
         return None
-    return f"{spec.name} does not offer {' and '.join(unmet)}; {_name_capable(required, known)}"
+    return f"{spec.name} does not offer {' and '.join(unmet)}{_name_capable(required, known)}"
 
 
 def explain_unmet_by_all(
@@ -143,9 +140,13 @@ def explain_unmet_by_all(
     if any(not any(required.unmet(row)) for row in rows):
         return None
     whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
-    return f"{'; '.join(whys)}; {_name_capable(required, known)}"
+    return f"{'; '.join(whys)}{_name_capable(required, known)}"
 
 
 def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:
-    capable = [name for name, spec in known.items() if not any(required.unmet(spec.capabilities))]
-    return f"backends that do: {', '.join(capable) or 'none here'}"
+    # A library that an option is passed on to may refuse it, so those that declare it are named.
+    rows = {name: replace(spec.capabilities, passes=False) for name, spec in known.items()}
+    capable = [name for name, row in rows.items() if not any(required.unmet(row))]
+    if not capable and required.options:
+        return ""
+    return f"; backends that do: {', '.join(capable) or 'none here'}"

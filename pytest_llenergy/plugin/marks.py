@@ -114,15 +114,14 @@ def backend_needs(
     *,
     task: str | None = None,
     cache: str | None = None,
-    batching: str | None = None,
     timestamps: str | None = None,
 ) -> Requirements:
-    """backend_needs(*, task=None, cache=None, batching=None, timestamps=None): run the test only with \
-backends whose capability row has this: a task, a kind of key-value cache, batching="static" or \
-"continuous", timestamps="step" or "token"; the others are skipped with the reason."""
+    """backend_needs(*, task=None, cache=None, timestamps=None): run the test only with backends whose \
+capability row has this: a task, a kind of key-value cache, timestamps="step" or "token"; the others are \
+skipped with the reason."""
     from pytest_llenergy.backends.registry import parse_needs
 
-    return parse_needs(task=task, cache=cache, batching=batching, timestamps=timestamps)
+    return parse_needs(task=task, cache=cache, timestamps=timestamps)
 
 
 MARKS: tuple[Callable[..., Any], ...] = (

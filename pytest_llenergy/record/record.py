@@ -396,14 +396,11 @@ class Precision(StoredStruct, frozen=True):
         weights: Types of the stored weights, such as ``float32`` or ``q4_1, q8_0``.
         compute: Type of the arithmetic of weights that are not quantised, and of attention.
         kv_cache: Types of keys and values.
-        activations: How activations are quantised during the run, such as ``int8, groups of 32``; ``none``
-            if they are not.
     """
 
     weights: str | None = None
     compute: str | None = None
     kv_cache: str | None = None
-    activations: str | None = None
 
 
 class BackendInfo(StoredStruct, frozen=True):

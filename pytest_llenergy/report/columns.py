@@ -44,31 +44,25 @@ def device_names(record: Record) -> str:
 
 
 def number_types(record: Record) -> str:
-    """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8 in-i8``.
-
-    What is not reported is ``?``, also for inputs of products that may be quantised.
-    """
+    """Return all number types: ``f32`` if all are, or ``q4_1+q8_0 bf16 kv-u8``; ``?`` is not reported."""
     if record.backend is None:
         return "-"
     known = record.backend.precision or Precision()
-    weights, compute, inputs = (
-        _shorten_types(each) or UNKNOWN for each in (known.weights, known.compute, known.activations)
+    weights, compute, cache = (
+        _shorten_types(each) or UNKNOWN for each in (known.weights, known.compute, known.kv_cache)
     )
-    cache = _shorten_types(known.kv_cache) or UNKNOWN
     words = [weights]
     if compute != weights:
         words.append(compute)
     if cache != compute:
         words.append(f"kv-{cache}")
-    if inputs != "none" and (inputs != UNKNOWN or compute != weights):
-        words.append(f"in-{inputs}")
     return one_line(" ".join(words))
 
 
 def _shorten_types(types: str | None) -> str:
-    """Shorten names of types: ``bf16`` for ``bfloat16``, ``i8`` for ``int8, groups of 32``."""
+    """Shorten names of types: ``bf16`` for ``bfloat16``."""
     names = re.sub(r"(bf|f|u|)(?:loat|int)(?=\d)", lambda found: found[1] or "i", types or "")
-    return names.partition(", groups")[0].replace(", ", "+")
+    return names.replace(", ", "+")
 
 
 def meter_names(record: Record) -> str:

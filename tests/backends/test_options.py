@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,11 +15,8 @@ from pytest_llenergy.backends import llama_cpp, onnxruntime, openvino, transform
 from pytest_llenergy.backends.base import BackendSpec
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
-from pytest_llenergy.backends.options import COMMON_OPTIONS
 from pytest_llenergy.backends.registry import BUILTIN, Requirements, explain_unmet
 from pytest_llenergy.errors import BackendError, ModelError
-from pytest_llenergy.plugin.handles.backend_handle import BackendHandle
-from pytest_llenergy.plugin.handles.context import TestContext
 
 from . import rank_functions
 from .loaded_ranks import PROMPTS, TINY, LoadedRanks
@@ -159,21 +156,13 @@ def test_what_cannot_be_loaded_or_prepared_is_refused_in_one_line(name: str) -> 
         assert bool(part) is (message is not None)
 
 
-@pytest.mark.parametrize("spec", BUILTIN, ids=lambda spec: spec.name)
-def test_common_options_that_are_not_declared_are_refused_at_collection(spec: BackendSpec) -> None:
-    row = spec.capabilities
-    assert set(row.unknown_options(COMMON_OPTIONS)) == set(COMMON_OPTIONS) - set(row.options)
-
-
-def test_a_prefix_cache_is_for_backends_that_report_its_hits() -> None:
+def test_an_option_that_nobody_declares_names_no_other_backends() -> None:
+    """Those that pass it on to a library, which may refuse it."""
     known = {spec.name: spec for spec in BUILTIN}
-    for name in ("transformers", "openvino", "onnxruntime", "llama-cpp"):
-        refused = str(explain_unmet(known[name], Requirements(options={"prefix_cache": True}), known))
-        assert refused.startswith(f"{name} does not offer the load option prefix_cache (it takes: dtype")
-        assert refused.endswith("; backends that do: vllm")
-        handle = BackendHandle(known[name], resolve_model(None), cast(TestContext, None))
-        with pytest.raises(BackendError, match=f"{name}: unknown load option prefix_cache; it takes: dtype"):
-            handle.with_options(prefix_cache=True)
+    refused = explain_unmet(known["server"], Requirements(options={"health": "/x"}), known)
+    assert refused == (
+        "server does not offer the load option health (it takes: command, url, model, key_env, timeout_s)"
+    )
 
 
 class TestTransformers:

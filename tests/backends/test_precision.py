@@ -22,7 +22,7 @@ from pytest_llenergy.report.layout import Layout
 from ..compare.runs import record_of
 from .loaded_ranks import LoadedRanks
 
-FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32", activations="none")
+FLOAT32 = Precision(weights="float32", compute="float32", kv_cache="float32")
 
 
 def test_types_of_most_parameters_come_first() -> None:
@@ -58,16 +58,14 @@ def record_with(precision: Precision | None, backend: str = "one", name: str = "
 class TestTable:
     def test_the_column_appears_where_backends_differ(self) -> None:
         same = [record_with(FLOAT32), record_with(FLOAT32, "other")]
-        other = Precision(
-            weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8", activations="int8, groups of 32"
-        )
+        other = Precision(weights="q4_1, q8_0", compute="bfloat16", kv_cache="uint8")
         unlike = [record_with(FLOAT32), record_with(other, "other")]
         column = COLUMNS["types"]
         assert column not in Layout().columns_of(same)
         assert column in Layout().columns_of(unlike)
         # The name that ``--energy-columns`` takes.
         assert column.head == "types"
-        assert [column.cell(each) for each in unlike] == ["f32", "q4_1+q8_0 bf16 kv-u8 in-i8"]
+        assert [column.cell(each) for each in unlike] == ["f32", "q4_1+q8_0 bf16 kv-u8"]
 
     def test_unknown_types_are_unlike_known_ones(self) -> None:
         """A server reports the type of its weights or nothing."""
@@ -80,14 +78,14 @@ class TestTable:
             column = Layout().columns_of([known, records[2]])[-1]
             assert (column.head, column.cell(records[2])) == ("types", "?")
         column = Layout().columns_of(records)[-1]
-        assert [column.cell(each) for each in records] == ["bf16", "q4_1 ? in-?", "?"]
+        assert [column.cell(each) for each in records] == ["bf16", "q4_1 ?", "?"]
         # As in reports of earlier versions.
         assert COLUMNS["types"] not in Layout().columns_of([records[2], records[2]])
 
 
 class TestComparison:
     def test_unlike_precision_is_a_difference(self) -> None:
-        cache = Precision(weights="float32", compute="float32", kv_cache="uint8", activations="none")
+        cache = Precision(weights="float32", compute="float32", kv_cache="uint8")
         found = workload_differences(record_with(FLOAT32), record_with(cache))
         assert found == ["precision.kv_cache: float32 -> uint8"]
 

@@ -14,8 +14,7 @@ from pytest_llenergy.backends.base import Capabilities
 
 def pytest_llenergy_backends(config):
     one = Capabilities(
-        data=True, tensor=True, options=("dtype",), caches=("dynamic", "static"), timestamps="token",
-        batching=("static", "continuous"))
+        data=True, tensor=True, options=("dtype",), caches=("dynamic", "static"), timestamps="token")
     other = Capabilities(timestamps="step")
     return [BackendSpec(name, f"nowhere:{name}", (), "", row)
             for name, row in (("one", one), ("other", other))]
@@ -55,13 +54,9 @@ def text_of(result: pytest.RunResult) -> str:
             "other does not offer timestamps of each token (it has: step); backends that do: ",
         ),
         (
-            "backend_needs(batching='continuous')",
-            "other does not offer continuous batching (it has: static); backends that do: ",
-        ),
-        (
-            "backend_needs(batching='continuous', cache='static')",
-            "other does not offer a static cache (it has: dynamic) and continuous batching (it has: static); "
-            "backends that do: ",
+            "backend_needs(timestamps='token', cache='static')",
+            "other does not offer a static cache (it has: dynamic) and timestamps of each token (it has: "
+            "step); backends that do: ",
         ),
     ],
 )

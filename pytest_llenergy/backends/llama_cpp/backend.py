@@ -19,16 +19,6 @@ from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.record.timeline import RequestTimeline
 
-#: Types in which ggml multiplies weights with activations, by the types of the weights (``vec_dot_type`` in
-#: ggml-cpu.c). It adds up in float32.
-ACTIVATIONS = {
-    **{"float16": "float16", "bfloat16": "bfloat16"},
-    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4"), "q8_0"),
-    **dict.fromkeys(("q4_1", "q5_1"), "q8_1"),
-    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "tq1_0", "tq2_0"), "q8_k"),
-    **dict.fromkeys(("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), "q8_k"),
-}
-
 #: Requested fields of an answer; by default it repeats the prompt and every setting.
 RESPONSE_FIELDS = ["index", "content", "tokens", "tokens_predicted", "tokens_evaluated"]
 RESPONSE_FIELDS += ["truncated", "timings"]
@@ -119,18 +109,12 @@ class LlamaCppBackend:
         self._file, self._label = str(file), model.label
         self._server = self._serve(SMALLEST)
         weights = describe_gguf_weights(file)
-        products = {ACTIVATIONS[kind] for kind in (weights or "").split(", ") if kind in ACTIVATIONS}
         return BackendInfo(
             name="llama-cpp",
             version=str(xllamacpp.__version__),
             model=model.label,
             dtype=weights,
-            precision=Precision(
-                weights=weights,
-                compute="float32",
-                kv_cache=self._server.kv_cache,
-                activations=", ".join(sorted(products)) or "none",
-            ),
+            precision=Precision(weights=weights, compute="float32", kv_cache=self._server.kv_cache),
             options={
                 **{name: str(value) for name, value in options.items()},
                 "prefix_caching": False,

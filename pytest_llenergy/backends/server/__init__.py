@@ -29,7 +29,6 @@ SPEC = BackendSpec(
         gpu=True,
         tasks=("generate", "serve"),
         options=("command", "url", "model", "key_env", "timeout_s"),
-        batching=("continuous",),
         timestamps="token",
     ),
 )

@@ -67,7 +67,6 @@ class TransformersBackend:
                 "attn_implementation": str(self._model.config._attn_implementation),
                 "torch": str(torch.__version__),
                 "device": self._device,
-                "batching": "static",
                 **placement,
             },
         )
@@ -88,7 +87,6 @@ class TransformersBackend:
             weights=", ".join(filter(None, (method, list_types(counts)))),
             compute=dtype,
             kv_cache=dtype,
-            activations=None if method else "none",
         )
 
     def _read(

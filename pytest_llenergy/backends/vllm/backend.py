@@ -15,7 +15,7 @@ from pytest_llenergy.backends.base import BackendWorker, RankContext
 from pytest_llenergy.backends.batches import check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import ModelSource, translate_load_errors
-from pytest_llenergy.backends.options import PREFIXES_REUSED, select_options
+from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
 from pytest_llenergy.errors import BackendError, WorkerPlacementError
@@ -38,13 +38,27 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
+#: Settings that are recorded under vLLM's names, by the part of its configuration that they are in.
+RECORDED = {
+    "cache_config": (
+        "enable_prefix_caching",
+        "cache_dtype",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+    ),
+    "model_config": ("enforce_eager", "max_model_len", "quantization"),
+    "parallel_config": ("distributed_executor_backend",),
+    "scheduler_config": ("enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs"),
+    "speculative_config": ("method", "num_speculative_tokens"),
+}
+
 #: Variables of the plugin's ranks. vLLM creates its own world.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass
 class VllmJob:
-    """A batch of token ids, submitted at once. ``reuses`` says whether the test allows the prefix cache.
+    """A batch of token ids, submitted at once.
 
     The loop is that of ``LLM.generate``, but keeps the outputs of every step instead of the last.
     """
@@ -53,7 +67,6 @@ class VllmJob:
     tokenizer: Any
     prompts: Sequence[list[int]]
     sampling: Sequence[Any]
-    reuses: bool = False
 
     def run(self) -> Steps:
         engine, steps = self.engine, []
@@ -67,7 +80,7 @@ class VllmJob:
     def result(self, outcome: Steps) -> Generation:
         token_ids: list[list[int]] = [[] for _ in self.prompts]
         token_ns: list[list[int]] = [[] for _ in self.prompts]
-        cached = [0] * len(self.prompts)
+        cached = 0
         drafts: list[Any] = [None] * len(self.prompts)
         processed = [0] * len(self.prompts)
         for now_ns, outputs in outcome:
@@ -77,14 +90,14 @@ class VllmJob:
                 token_ns[number] += [now_ns] * len(made.token_ids)
                 # Every output of a request repeats both.
                 processed[number] = len(output.prompt_token_ids)
-                cached[number] = max(cached[number], output.num_cached_tokens or 0)
+                cached = max(cached, output.num_cached_tokens or 0)
                 # The last one has it.
                 drafts[number] = getattr(made, "spec_decode_metrics", None)
         check_processed("vllm", list(map(len, self.prompts)), processed)
-        if sum(cached) and not self.reuses:
+        if cached:
             raise BackendError(
-                f"vllm: took {sum(cached)} prompt tokens from its prefix cache, which should be off; "
-                "the round has not done the work"
+                f"vllm: took {cached} prompt tokens from its prefix cache, which should be off; the round "
+                "has not done the work"
             )
         requests = [
             RequestTimeline(
@@ -93,16 +106,12 @@ class VllmJob:
                 first_token_ns=stamps[0],
                 last_token_ns=stamps[-1],
                 token_ns=tuple(stamps),
-                cached_tokens=reused if self.reuses else None,
                 **_count_drafts(draft),
             )
-            for prompt, ids, stamps, reused, draft in zip(
-                self.prompts, token_ids, token_ns, cached, drafts, strict=True
-            )
+            for prompt, ids, stamps, draft in zip(self.prompts, token_ids, token_ns, drafts, strict=True)
         ]
         texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
-        flags = [PREFIXES_REUSED] if sum(cached) else []
-        return Generation(texts=texts, token_ids=token_ids, requests=requests, flags=flags)
+        return Generation(texts=texts, token_ids=token_ids, requests=requests)
 
 
 def _count_drafts(draft: Any) -> dict[str, Any]:
@@ -156,9 +165,8 @@ class VllmBackend:
                 BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers
             ]
             _check_devices([device for *_, device in workers], context.devices)
-        self._reuses = bool(options.get("prefix_cache"))
-        if bool(config.cache_config.enable_prefix_caching) is not self._reuses:
-            raise BackendError(f"vllm: its prefix cache is not {'on' if self._reuses else 'off'}")
+        if config.cache_config.enable_prefix_caching:
+            raise BackendError("vllm: its prefix cache is not off")
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -219,7 +227,7 @@ class VllmBackend:
             )
             for number in range(len(ids))
         ]
-        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling, self._reuses)
+        return VllmJob(self._llm.llm_engine, self._tokenizer, ids, sampling)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return [len(row) for row in encode_prompts("vllm", self._tokenizer.encode, texts)]
@@ -243,7 +251,7 @@ class VllmBackend:
 def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContext) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs``. Raises ``TypeError`` for one that is also set here."""
     # Tokens of several steps at once would have no times of their own.
-    passed = select_options("vllm", options, ("prefix_cache",), ("stream_interval",))
+    passed = select_options("vllm", options, (), ("stream_interval",))
     if passed.get("distributed_executor_backend") == "ray":
         raise BackendError(
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
@@ -253,7 +261,8 @@ def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContex
         "model": path,
         "tensor_parallel_size": context.parallel.tensor,
         "pipeline_parallel_size": context.parallel.pipeline,
-        "enable_prefix_caching": bool(options.get("prefix_cache")),
+        # Rounds repeat their prompts.
+        "enable_prefix_caching": False,
         "disable_log_stats": True,
         **_node_arguments(context),
     }
@@ -266,25 +275,12 @@ def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContex
 
 def _effective_settings(config: Any) -> dict[str, Primitive]:
     """Return the settings that decide how vLLM runs, as it resolved them."""
-    cache, scheduler, drafting = config.cache_config, config.scheduler_config, config.speculative_config
-    settings: dict[str, Primitive] = {
-        "prefix_caching": bool(cache.enable_prefix_caching),
-        "executor": str(config.parallel_config.distributed_executor_backend),
-        "enforce_eager": bool(config.model_config.enforce_eager),
-        "compilation_mode": str(getattr(config.compilation_config.mode, "name", None)),
-        "max_model_len": int(config.model_config.max_model_len),
-        "quantization": config.model_config.quantization,
-        "gpu_memory_utilization": cache.gpu_memory_utilization,
-        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
-        "kv_cache_dtype": str(cache.cache_dtype),
-        "max_num_seqs": scheduler.max_num_seqs,
-        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
-        "chunked_prefill": bool(scheduler.enable_chunked_prefill),
-    }
-    if drafting is not None:
-        settings["draft_method"] = str(drafting.method)
-        settings["num_speculative_tokens"] = int(drafting.num_speculative_tokens)
-    return settings
+    found: dict[str, Primitive] = {"mode": str(getattr(config.compilation_config.mode, "name", None))}
+    for part, names in RECORDED.items():
+        for name in names:
+            value = getattr(getattr(config, part), name, None)
+            found[name] = value if isinstance(value, (bool, int, float, type(None))) else str(value)
+    return found
 
 
 def _node_arguments(context: RankContext) -> dict[str, Any]:

@@ -29,7 +29,6 @@ def list_facts(row: Capabilities) -> Iterator[Fact]:
     for name, title in (("cpu", "CPU"), ("gpu", "NVIDIA GPUs"), *((each, each) for each in DEGREES)):
         yield Fact(name, title, "yes" if getattr(row, name) else "no")
     yield Fact("tasks", "tasks", ", ".join(row.tasks) or "none")
-    yield Fact("batching", "batching", ", ".join(row.batching) or "none")
     yield Fact("caches", "key-value caches", ", ".join(row.caches) or "none")
     yield Fact("timestamps", "timestamps", row.timestamps)
     yield Fact("options", "load options", ", ".join(row.options) or "none")
