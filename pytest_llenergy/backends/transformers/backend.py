@@ -27,6 +27,9 @@ RESERVED = (
     *("offload_folder", "config", "state_dict", "num_return_sequences", "return_dict_in_generate"),
 )
 
+#: Options that do not work with parts of a model on several devices.
+UNSHARDED = ("quantization_config", "prompt_lookup_num_tokens")
+
 
 class TransformersBackend:
     """``AutoModelForCausalLM.generate`` with left padding and an attention mask."""
@@ -46,7 +49,9 @@ class TransformersBackend:
         loading = {name: value for name, value in passed.items() if name not in names}
         for kind in ("tensor", "placement"):
             if (degree := getattr(context.parallel, kind)) > 1:
-                self._refuse_with(f"{kind}={degree}", "quantization_config", "prompt_lookup_num_tokens")
+                given = [name for name in UNSHARDED if options.get(name)]
+                if given:
+                    raise BackendError(f"transformers: {kind}={degree} does not work with {', '.join(given)}")
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
         dtype = type_name(str(self._model.dtype))
@@ -165,9 +170,3 @@ class TransformersBackend:
         del self._model
         if self._device != "cpu":
             self._torch.cuda.empty_cache()
-
-    def _refuse_with(self, what: str, *names: str) -> None:
-        """Raise ``BackendError`` for load options that would be ignored, or do not work, with something."""
-        given = [name for name in names if self._options.get(name) not in (None, False)]
-        if given:
-            raise BackendError(f"transformers: {what} does not work with {', '.join(given)}; leave one out")
