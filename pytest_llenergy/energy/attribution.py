@@ -41,9 +41,6 @@ MEMORY_RATIO = float("inf")
 #: Shortest gap whose CPU use is known well enough (seconds), with ticks of 10 ms.
 SHORTEST_GAP_S = 0.1
 
-#: The work must use this many cores more than the gap for a line through both to give the idle power.
-MORE_CORES = 0.5
-
 
 def is_busy(cpu_s: float, duration_s: float) -> bool:
     """Return whether so many CPU seconds in a stretch of time are significant."""
@@ -67,11 +64,6 @@ class CpuUse(NamedTuple):
     def share(self) -> float:
         """CPU time of the test over that of the host."""
         return self.own_s / (self.own_s + self.other_s)
-
-    @property
-    def cores(self) -> float:
-        """Cores in use on average."""
-        return (self.own_s + self.other_s) / self.duration_s
 
 
 class CpuReading(NamedTuple):
@@ -99,12 +91,11 @@ def read_cpu(processes: ProcessTree) -> CpuReading:
 class Split(NamedTuple):
     """How the joules of a domain are split in one round or window.
 
-    ``idle`` is its idle power, ``None`` if others never paused, and ``limits_w`` bounds it.
+    ``idle`` is its idle power, ``None`` if others never paused.
     """
 
     use: CpuUse
     idle: Power | None
-    limits_w: tuple[float, float]
     ratio: float
 
     def part(self, whole: WindowEnergy, duration_s: float) -> Attributed | None:
@@ -118,7 +109,7 @@ class Split(NamedTuple):
             return None
         whole_j, share, ratio = whole.energy_j, self.use.share, self.ratio
         most_w = whole_j / duration_s
-        idle, (low_w, high_w) = (self.idle, self.limits_w) if self.idle else (Power(0.0, 0.0), (0.0, most_w))
+        idle, high_w = (self.idle, self.idle.watts) if self.idle else (Power(0.0, 0.0), most_w)
         low_share = share / (share + ratio * (1 - share))
         high_share = share / (share + (1 - share) / ratio) if share else 0.0
 
@@ -132,13 +123,12 @@ class Split(NamedTuple):
         idle_u_j = (1 - share) * idle.u_watts * duration_s
         variances = Variances(attribution=(u_share * above_j) ** 2 + idle_u_j**2)
         energy = WindowEnergy(part_j(idle.watts, share), whole.variances.scale(share**2) + variances)
-        return Attributed(energy, whole_j, part_j(low_w, low_share), part_j(high_w, high_share))
+        return Attributed(energy, whole_j, part_j(idle.watts, low_share), part_j(high_w, high_share))
 
 
 def choose_split(
     domain: Domain,
     use: CpuUse,
-    work_w: float,
     gaps: Sequence[tuple[Power | Quiet | None, CpuUse]] = (),
     rest: dict[str, Power] | None = None,
 ) -> Split | None:
@@ -147,47 +137,23 @@ def choose_split(
     Args:
         domain: The domain.
         use: CPU use during the work.
-        work_w: Power of the domain during the work.
         gaps: Power of the domain and CPU use in the gaps before and after the work, if there are any.
         rest: Power of each domain in the last gap in which others were quiet. It is updated.
     """
     if domain.cpu_ratio is None:
         return None
-    known = [(power, gap) for power, gap in gaps if power is not None and gap.duration_s >= SHORTEST_GAP_S]
-    quiet = [power for power, gap in known if gap.other_s <= BUSY_CORES * gap.duration_s]
+    quiet = [
+        power
+        for power, gap in gaps
+        if power and gap.duration_s >= SHORTEST_GAP_S and gap.other_s <= BUSY_CORES * gap.duration_s
+    ]
     rest = {} if rest is None else rest
     if quiet:
         watts = sum(power.watts for power in quiet) / len(quiet)
         rest[domain.name] = Power(watts, max(power.u_watts for power in quiet))
     if not use.busy:
         return None
-    at_rest = rest.get(domain.name)
-    if at_rest is not None:
-        return Split(use, at_rest, (at_rest.watts, at_rest.watts), domain.cpu_ratio)
-    return Split(use, *_extrapolate_idle_power(work_w, use, known, domain.cpu_ratio), domain.cpu_ratio)
-
-
-def _extrapolate_idle_power(
-    work_w: float, use: CpuUse, gaps: Sequence[tuple[Power | Quiet, CpuUse]], ratio: float
-) -> tuple[Power | None, tuple[float, float]]:
-    """Return the power without any core in use, from that of busy gaps and of the work, and its limits.
-
-    Power is taken to grow with the cores in use. The limits are those where a core of the work draws
-    ``ratio`` times as much, or as little, as one of the others.
-    """
-    unknown = None, (0.0, 0.0)
-    if not gaps:
-        return unknown
-    watts, cores = (
-        sum(each) / len(gaps) for each in ([power.watts for power, _ in gaps], [gap.cores for _, gap in gaps])
-    )
-    more_w, more_cores = work_w - watts, use.cores - cores
-    if more_cores < MORE_CORES or more_w <= 0:
-        return unknown
-    of_others_w = cores * more_w / more_cores
-    low_w, high_w = max(0.0, watts - ratio * of_others_w), max(0.0, watts - of_others_w / ratio)
-    u_watts = max(power.u_watts for power, _ in gaps)
-    return Power(max(0.0, watts - of_others_w), u_watts), (low_w, high_w)
+    return Split(use, rest.get(domain.name), domain.cpu_ratio)
 
 
 def attribution_flags(splits: Sequence[Split]) -> list[Flag]:

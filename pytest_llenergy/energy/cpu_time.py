@@ -4,8 +4,8 @@
 The kernel has a CPU clock of every process, in nanoseconds, of all its threads including those that have
 ended. The time of a process that was waited for moves to its parent, as that of an ended child
 (proc_pid_stat(5): cutime and cstime), so that the sum over a tree stays the same. Those fields are truncated
-to ticks of 10 ms, and miss a process that nobody in the tree waited for, as after SIGCHLD was ignored: the
-last reading of its own clock takes their place.
+to ticks of 10 ms, and miss a process that nobody in the tree waited for: the last reading of its own clock
+counts instead.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ CPUCLOCK_SCHED = 2
 
 #: Share of time for listing all processes where nothing tells that there are new ones.
 LISTING_SHARE = 0.01
-
-#: Readings are repeated while processes end in between, but not for ever.
-PASSES = 5
 
 
 class CpuTime(NamedTuple):
@@ -70,11 +67,10 @@ def explain_hidden_host(proc: Path = PROC) -> str | None:
 
 
 class Usage(NamedTuple):
-    """CPU seconds of a process: its own, and of ended children, which may be too low by ``truncated_s``."""
+    """CPU seconds of a process: its own, and of ended children, truncated to ticks."""
 
     own_s: float
     ended_s: float
-    truncated_s: float
 
 
 class Process:
@@ -99,7 +95,7 @@ class Process:
         """
         if self._own:
             children = resource.getrusage(resource.RUSAGE_CHILDREN)
-            return Usage(time.process_time(), children.ru_utime + children.ru_stime, 0.0)
+            return Usage(time.process_time(), children.ru_utime + children.ru_stime)
         try:
             times = self._process.cpu_times()
             own_s = times.user + times.system
@@ -109,7 +105,7 @@ class Process:
                 return None
         except (OSError, self._error):
             return None
-        return Usage(own_s, times.children_user + times.children_system, 2 * TICK_S)
+        return Usage(own_s, times.children_user + times.children_system)
 
 
 class ProcessTable:
@@ -149,11 +145,6 @@ class ProcessTable:
         return self._known - known
 
 
-class _Member:
-    def __init__(self, process: Process, usage: Usage) -> None:
-        self.process, self.usage = process, usage
-
-
 class ProcessTree:
     """CPU time of some processes and all their descendants, since this object was made.
 
@@ -168,13 +159,12 @@ class ProcessTree:
 
     def __init__(self, roots: Collection[int], table: ProcessTable | None = None) -> None:
         self._table = table or ProcessTable()
-        self._members: dict[int, _Member] = {}
-        #: CPU time of members that have ended: waited for by members, and by others.
-        self._ended_s = self._orphaned_s = 0.0
+        #: Members with their last usage, parents before their children.
+        self._members: dict[int, tuple[Process, Usage]] = {}
+        #: CPU time of members that have ended.
+        self._ended_s = 0.0
         for root in roots:
-            process = self._table.open(root)
-            if process is not None:
-                self._add(root, process)
+            self._add(root, self._table.open(root))
         self._start_s = 0.0
         self._start_s = self.cpu_time_s()
 
@@ -186,62 +176,34 @@ class ProcessTree:
     def cpu_time_s(self) -> float:
         """Return the CPU time in seconds."""
         self._admit_descendants(self._table.newcomers())
-        for _ in range(PASSES):
-            if not self._update():
-                break
-        self._balance()
-        own_s = sum(member.usage.own_s for member in self._members.values())
-        return own_s + self._ended_s + self._orphaned_s - self._start_s
+        # A child that ends behind the reading of its parent counts by its own clock, and only once.
+        for pid, (process, before) in list(self._members.items()):
+            usage = process.read()
+            if usage is None:
+                self._ended_s += before.own_s
+                del self._members[pid]
+            else:
+                self._members[pid] = process, usage
+        usages = [usage for _, usage in self._members.values()]
+        # Children that started and ended between two readings are in the kernel's times alone.
+        self._ended_s = max(self._ended_s, sum(usage.ended_s for usage in usages))
+        return sum(usage.own_s for usage in usages) + self._ended_s - self._start_s
 
     def close(self) -> None:
         """Release all resources."""
         self._members.clear()
 
-    def _add(self, pid: int, process: Process) -> None:
-        usage = process.read()
-        if usage is not None:
-            self._members[pid] = _Member(process, usage)
+    def _add(self, pid: int, process: Process | None) -> None:
+        usage = process.read() if process is not None else None
+        if process is not None and usage is not None:
+            self._members[pid] = process, usage
             self._ended_s += usage.ended_s
 
     def _admit_descendants(self, pids: Collection[int]) -> None:
         """Admit the descendants of members among these."""
-        strangers: dict[int, Process] = {}
-        for pid in pids:
-            if pid in self._members and self._members[pid].process.read() is None:
-                # The id belongs to another process now.
-                self._remove(pid)
-            process = self._table.open(pid) if pid not in self._members else None
-            if process is not None:
-                strangers[pid] = process
+        opened = {pid: self._table.open(pid) for pid in pids if pid not in self._members}
+        strangers = {pid: process for pid, process in opened.items() if process is not None}
         # Ids start again at the end, so a child may have a lower one than its parent.
         while found := [pid for pid, process in strangers.items() if process.parent in self._members]:
             for pid in found:
                 self._add(pid, strangers.pop(pid))
-
-    def _update(self) -> bool:
-        """Read all members. Returns whether any has ended, so that it may count twice or not at all."""
-        changed = False
-        for pid, member in list(self._members.items()):
-            usage = member.process.read()
-            if usage is None:
-                self._remove(pid)
-                changed = True
-                continue
-            changed |= usage.ended_s != member.usage.ended_s
-            member.usage = usage
-        return changed
-
-    def _remove(self, pid: int) -> None:
-        self._ended_s += self._members.pop(pid).usage.own_s
-
-    def _balance(self) -> None:
-        """Reconcile the time of members that have ended with what the kernel reports of ended children."""
-        usages = [member.usage for member in self._members.values()]
-        reported_s = sum(usage.ended_s for usage in usages)
-        most_s = reported_s + sum(usage.truncated_s for usage in usages if usage.ended_s)
-        # Children that started and ended between two readings are in the kernel's times alone.
-        self._ended_s = max(self._ended_s, reported_s)
-        if self._ended_s > most_s:
-            # No member waited for these.
-            self._orphaned_s += self._ended_s - most_s
-            self._ended_s = most_s

@@ -108,7 +108,7 @@ def account_window(
         energy, part = _domain(series, start_ns, end_ns, marks, clock_u_ns / 1e9), None
         if use is not None and energy.energy_j is not None:
             # Windows may follow each other without a gap, so that idle power is unknown.
-            split = choose_split(series.domain, use, energy.energy_j / duration_s)
+            split = choose_split(series.domain, use)
             part = split.part(energy, duration_s) if split is not None else None
             splits += [split] if split is not None else []
         energies[series.domain.name] = energy if part is None else part.energy

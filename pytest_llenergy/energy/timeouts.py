@@ -32,10 +32,6 @@ CHECK_POLL_S, EVALUATE_EVERY_S = 0.002, 0.1
 
 #: A RAPL counter that has not moved for this long is broken: a hundred of its updates.
 RAPL_STILL_S = 0.1
-#: Between two comparisons of zones that may show one counter: twenty updates.
-RAPL_MIRROR_PAUSE_S = 0.02
-#: Every working AMD counter moves within this time, since a count is some 15 µJ; and how often to look.
-AMD_STILL_S, AMD_POLL_S = 0.5, 0.01
 
 # The program of the meter ``command``
 

@@ -123,7 +123,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
         return found
     loaded = list(zip((before, after), measured.gap_cpu, strict=True))
     use = measured.cpu
-    split = choose_split(series.domain, use, whole.energy_j / use.duration_s, loaded, rest)
+    split = choose_split(series.domain, use, loaded, rest)
     if split is not None:
         return _split_round(found, split, timeline)
     if series.domain.cpu_ratio is not None and measured.has_busy_gap:

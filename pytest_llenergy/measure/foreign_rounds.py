@@ -311,7 +311,7 @@ def _split(
     if energy.energy_j is None or whole.gap_cpu is None or stretch.timed_s <= 0:
         return None
     gaps = list(zip(_gaps(series, whole), whole.gap_cpu, strict=True))
-    return choose_split(series.domain, whole.cpu, energy.energy_j / stretch.timed_s, gaps, rest)
+    return choose_split(series.domain, whole.cpu, gaps, rest)
 
 
 def _scale_energy(energy: WindowEnergy, share: float) -> WindowEnergy:

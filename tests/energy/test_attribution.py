@@ -84,7 +84,7 @@ def account(
 
 def split_part(use_: CpuUse, whole_j: float, idle: Power | None, ratio: float = PACKAGE_RATIO) -> Attributed:
     rest = {} if idle is None else {PACKAGE.name: idle}
-    split = choose_split(PACKAGE._replace(cpu_ratio=ratio), use_, whole_j / use_.duration_s, rest=rest)
+    split = choose_split(PACKAGE._replace(cpu_ratio=ratio), use_, rest=rest)
     part = split.part(WindowEnergy(whole_j), use_.duration_s) if split is not None else None
     assert part is not None
     return part
@@ -148,11 +148,6 @@ class TestRounds:
         account(own=1, before=0, during=0, after=0, rest=rest)
         round_ = account(own=1, before=3, during=3, after=3, rest=rest)
         assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-3)
-
-    def test_without_a_quiet_gap_idle_power_is_extrapolated_from_the_cores_in_use(self) -> None:
-        round_ = account(own=1, before=2, during=2, after=2)
-        assert round_.idle_power_w == pytest.approx(IDLE_W, rel=1e-2)
-        assert round_.energy_j == pytest.approx(2 * (IDLE_W + CORE_W), rel=1e-2)
 
     def test_beside_others_that_use_every_core_idle_power_is_unknown_and_all_joules_are_split(self) -> None:
         round_ = account(own=1, before=4, during=3, after=4)
@@ -226,7 +221,7 @@ class TestTheSplit:
 
     def test_a_gap_too_short_for_the_ticks_of_cpu_time_is_not_used(self) -> None:
         gaps = [(Power(IDLE_W, 0.0), use(0, 0, 0.02))]
-        split = choose_split(PACKAGE, use(1, 1), 50.0, gaps)
+        split = choose_split(PACKAGE, use(1, 1), gaps)
         assert split is not None
         assert split.idle is None
 

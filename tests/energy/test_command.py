@@ -121,38 +121,6 @@ def test_a_printed_power_applies_to_the_time_before_its_line() -> None:
     assert energy_j <= 7 * (time.monotonic() - start_s)
 
 
-@pytest.mark.parametrize("busy_s", [0.0, 0.05])
-def test_lines_that_arrive_together_share_the_time_since_the_last_one(
-    busy_s: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the first line, 0 W, would account for the whole half second.
-
-    So it would if the reader were taken from its processor after a line, as on a busy machine.
-    """
-    add = CommandMeter._add
-
-    def add_slowly(self: CommandMeter, now_s: float, watts: float) -> None:
-        add(self, now_s, watts)
-        if watts != 20:
-            time.sleep(busy_s)
-
-    monkeypatch.setattr(CommandMeter, "_add", add_slowly)
-    text = """
-import time
-for _ in range(10):
-    print(20, flush=True)
-    time.sleep(0.02)
-time.sleep(0.5)
-print("0\\n" + "40\\n" * 3, end="", flush=True)
-time.sleep(60)
-"""
-    with meter(python_command(text)) as opened:
-        end_s = time.monotonic() + 60
-        while value(opened) < 15 and time.monotonic() < end_s:
-            time.sleep(0.01)
-        assert value(opened) >= 30 * 0.5
-
-
 def lines(*printed: str, pause_s: float = 0.05) -> str:
     """Return a program that prints each of these with a pause behind it, again and again."""
     text = (

@@ -195,41 +195,25 @@ def test_a_jump_beyond_the_limit_of_a_package_gives_a_reason(build: Build) -> No
     assert reason.endswith("of a device that may draw 2000 W")
 
 
-def test_dies_with_separate_counters_are_both_counted(build: Build) -> None:
-    machine = build({"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"})
-    meter = machine.open()
-    assert names(meter) == ["cpu:package-0-die-0", "cpu:package-0-die-1"]
-    meter.close()
-
-
-@pytest.mark.parametrize("second", ["package-0-die-1", "package-1"])
-def test_zones_that_show_the_same_counter_are_counted_once(build: Build, second: str) -> None:
-    machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": second})
-    machine.set("intel-rapl:1", machine.get("intel-rapl:0") + 70_000)
-    meter = machine.open()
-    assert names(meter) == ["cpu:package-0"]
-    (flag,) = meter.domains[0].flags
-    assert (flag.name, flag.severity) == ("meter", "note")
-    assert flag.detail == f"cpu:{second} shows the same counter as cpu:package-0 and is not counted"
-    meter.close()
-
-
-@pytest.mark.parametrize(
-    ("apart_j", "watts"),
-    [(0.0, (100, 250)), (0.9, (100, 100)), (0.0, (100, 108)), (-0.9, (30, 30))],
-)
-def test_zones_that_agree_only_by_chance_are_both_counted(
-    build: Build, apart_j: float, watts: tuple[int, int]
+@pytest.mark.parametrize(("vendor", "counted"), [("GenuineIntel", 2), ("AuthenticAMD", 1)])
+def test_dies_of_an_amd_package_are_counted_once(
+    build: Build, tmp_path: Path, vendor: str, counted: int
 ) -> None:
-    machine = build({"intel-rapl:0": "package-0", "intel-rapl:1": "package-1"})
-    machine.set("intel-rapl:1", machine.get("intel-rapl:0") + round(apart_j * JOULE))
-
-    def pause(seconds: float) -> None:
-        for zone, power_w in zip(("intel-rapl:0", "intel-rapl:1"), watts, strict=True):
-            machine.add(zone, power_w * seconds)
-
-    (meter,) = open_rapl(Targets(), powercap_root=machine.root, still_s=60, pause=pause)
-    assert names(meter) == ["cpu:package-0", "cpu:package-1"]
+    dies = ["package-0-die-0", "package-0-die-1"]
+    machine = build({"intel-rapl:0": dies[0], "intel-rapl:1": dies[1]})
+    (tmp_path / "cpuinfo").write_text(f"vendor_id\t: {vendor}\n")
+    (tmp_path / "stat").write_text("cpu 1 0 1\n")
+    (meter,) = open_rapl(
+        Targets(), powercap_root=machine.root, proc=tmp_path, still_s=60, pause=machine.pause
+    )
+    assert names(meter) == [f"cpu:{die}" for die in dies[:counted]]
+    assert [(flag.name, flag.severity, flag.detail) for flag in meter.domains[0].flags] == [
+        (
+            "meter",
+            "note",
+            "cpu:package-0-die-1 (intel-rapl:1) repeats the counter of intel-rapl:0 and is not counted",
+        )
+    ] * (2 - counted)
     meter.close()
 
 
@@ -378,8 +362,8 @@ def test_no_file_descriptor_is_left_open(build: Build) -> None:
     machine.moving.remove("intel-rapl:0:2")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     meter = machine.open()
-    # Mirrors and zones that stand still are already closed.
-    assert [flag.name for flag in meter.domains[0].flags] == ["meter", "meter", "meter"]
+    # What stands still is already closed.
+    assert [flag.name for flag in meter.domains[0].flags] == ["meter", "meter"]
     meter.close()
     machine.moving = []
     with pytest.raises(MeterError, match="no package counter moves"):

@@ -2,22 +2,19 @@
 """AMD GPUs: the energy accumulator that AMD SMI reads (extra ``amd``, ``--energy-meter=amd``).
 
 The count times ``counter_resolution`` is microjoules (AMD SMI: ``amdsmi_get_energy_count``). Virtual machines
-have no counter, and on some boards it stands still or belongs to two dies (ROCm/amdsmi issues 22 and 38),
-so a board whose counter does not move is not measured.
+have no counter, and on some boards it stands still or belongs to two dies (ROCm/amdsmi issues 22 and 38):
+there is a reason in place of energy then, as for every counter that does not tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pytest_llenergy import real_time
 from pytest_llenergy.devices.amd_smi import import_amdsmi, is_amd, one_line, read_amd_uuid
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, unknown_accuracy
-from pytest_llenergy.energy.timeouts import AMD_POLL_S, AMD_STILL_S
 from pytest_llenergy.errors import MeterError, NoDriverError
-from pytest_llenergy.record.record import Flag
 
 MICRO = 1e-6
 
@@ -93,7 +90,7 @@ class AmdMeter:
     name = "amd"
     poll_period_s: float = 0.01
 
-    def __init__(self, library: Library, uuid: str, handle: Any, flags: tuple[Flag, ...] = ()) -> None:
+    def __init__(self, library: Library, uuid: str, handle: Any) -> None:
         """Open a board.
 
         Raises:
@@ -112,7 +109,7 @@ class AmdMeter:
                 accuracy=accuracy.words,
                 limits=accuracy.limits,
                 highest_w=HIGHEST_W,
-                flags=(*accuracy.flags, *flags),
+                flags=accuracy.flags,
             ),
         )
         library.enter()
@@ -127,21 +124,21 @@ class AmdMeter:
         self._library.leave()
 
 
-def open_amd(targets: Targets, pause: Callable[[float], None] = real_time.sleep) -> list[AmdMeter]:
+def open_amd(targets: Targets) -> list[AmdMeter]:
     """Open the boards of the targets, or every AMD board of this host if the targets have no GPUs.
 
     Raises:
-        MeterError: If AMD SMI or a board of the targets is missing, or no counter moves.
+        MeterError: If AMD SMI or a board of the targets is missing.
     """
     library = Library()
     try:
-        return _open(library, targets.gpus, pause)
+        return _open(library, targets.gpus)
     except MeterError:
         library.leave()
         raise
 
 
-def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None]) -> list[AmdMeter]:
+def _open(library: Library, wanted: Sequence[str]) -> list[AmdMeter]:
     boards = library.boards(wanted)
     missing = [uuid for uuid in wanted if uuid not in boards]
     if missing:
@@ -149,24 +146,7 @@ def _open(library: Library, wanted: Sequence[str], pause: Callable[[float], None
         raise MeterError(f"amd: no board {', '.join(missing)}; found: {present}")
     if not boards:
         raise MeterError("amd: AMD SMI finds no board")
-    chosen = {uuid: boards[uuid] for uuid in wanted or boards}
-    still = _select_unmoving(library, chosen, pause)
-    if still and (wanted or len(still) == len(chosen)):
-        raise MeterError(f"amd: the energy counter of {', '.join(still)} stood still for {AMD_STILL_S:g} s")
-    detail = f"no energy counter moves on {', '.join(still)}: not in the energy, or in that of the other die"
-    flags = (Flag(name="meter", severity="warning", detail=detail),) if still else ()
-    return [AmdMeter(library, uuid, chosen[uuid], flags) for uuid in chosen if uuid not in still]
-
-
-def _select_unmoving(library: Library, boards: dict[str, Any], pause: Callable[[float], None]) -> list[str]:
-    first = {uuid: library.count(handle)[0] for uuid, handle in boards.items()}
-    still = list(boards)
-    for _ in range(round(AMD_STILL_S / AMD_POLL_S)):
-        pause(AMD_POLL_S)
-        still = [uuid for uuid in still if library.count(boards[uuid])[0] == first[uuid]]
-        if not still:
-            break
-    return still
+    return [AmdMeter(library, uuid, boards[uuid]) for uuid in wanted or boards]
 
 
 SPEC = MeterSpec(name="amd", kind="measured", open=open_amd, by_default=False, host_wide=False)

@@ -37,17 +37,15 @@ SILENT_INTERVALS = 5
 #: Latest intervals that show the usual one.
 REMEMBERED_INTERVALS = 50
 
-#: Lines that follow one another within this share of the usual interval are a burst.
-BURST_SHARE = 0.2
+#: Lines that follow one another within this share of the mean interval are of one moment.
+TOGETHER_SHARE = 0.3
 
 #: A longer pause than this share of the usual interval ends the lines that several sensors print together.
 PAUSE_SHARE = 0.5
 
-#: A program that prints a single line, or one for each sensor, and then pauses for the first of these times
-#: (seconds), prints values one by one. Otherwise so many groups of lines show it, and bursts only after the
-#: second of these times. Bursts that come fast must have equal numbers of lines in this share of them, or
-#: multiples.
-ALONE_S, BURSTS_S, GROUPS, EQUAL = 0.1, 0.5, 3, 0.8
+#: The first lines of a program, until it pauses for the first of these times, or for the second in all
+#: (seconds), show how many it prints at a moment.
+PAUSE_S, WATCHED_S = 0.1, 0.5
 
 #: Largest part of the output to read at once.
 CHUNK_BYTES = 1 << 16
@@ -70,19 +68,15 @@ class CommandMeter:
         arguments = _split(command)
         self._program = Path(arguments[0]).name
         self._stated = stated
-        #: Lines of a moment that has more sensors, how many it had, when the latest and the first ones came.
+        #: Lines of a moment that has more sensors, how many it had, when the latest came, and the first ones.
         self._moment: list[float] = []
         self._lines = 0
         self._line_s = 0.0
         self._arrivals: list[float] = []
-        self._one_by_one = False
+        self._watched = True
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
-        #: What was read: it does not go back if a late line changes the mean of its burst.
-        self._shown_j = 0.0
-        self._burst: list[float] = []
-        self._burst_start = (0.0, 0.0)
         self._reason: str | None = None
         #: Why a value was left out since the last reading.
         self._left_out: str | None = None
@@ -132,16 +126,34 @@ class CommandMeter:
                     f"printed no line within {first_line_s:g} s; "
                     f"it must flush each one (try: stdbuf -oL {self._program})"
                 )
-            for count in range(1, self._stated.sensors + 1):
-                if not self._changed.wait_for(partial(self._has_more_lines, count), ALONE_S):
-                    self._one_by_one = count == self._stated.sensors
-                    break
-            if not self._changed.wait_for(lambda: self._reason or self._one_by_one, first_line_s):
-                self._fail_as_several()
-            reason = self._reason or self._left_out
+            if self._reason is None:
+                self._watch_first_lines()
+            self._watched = False
+            reason = self._reason or (None if self._energy_j else self._left_out)
         if reason:
             self.close()
             raise MeterError(reason)
+
+    def _watch_first_lines(self) -> None:
+        """Refuse a program that prints another number of lines at a moment than it has sensors."""
+        begin_s, pauses = self._arrivals[0], False
+        while not pauses and self._reason is None and self._arrivals[-1] - begin_s < WATCHED_S:
+            pauses = not self._changed.wait_for(partial(self._has_more_lines, len(self._arrivals)), PAUSE_S)
+        moments_s = [*self._arrivals, *([real_time.monotonic()] if pauses else ())]
+        gaps_s = [after_s - before_s for before_s, after_s in pairwise(moments_s)]
+        together_s = TOGETHER_SHARE * statistics.fmean(gaps_s or [math.inf])
+        sensors = self._stated.sensors
+        if sensors > 1:
+            ends = [number for number, gap_s in enumerate(gaps_s, 1) if gap_s > together_s]
+            printed = statistics.median_low([b - a for a, b in pairwise([0, *ends])] or [len(self._arrivals)])
+            if printed != sensors:
+                self._fail(self._wrong_number(printed))
+        # A busy machine reads some lines late, with the next ones, but not as many.
+        elif gaps_s and sorted(gaps_s)[len(gaps_s) // 4] < together_s:
+            self._fail(
+                "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add "
+                "them; if they are of one, it must flush each line"
+            )
 
     def _has_more_lines(self, count: int) -> bool:
         return self._reason is not None or len(self._arrivals) > count
@@ -167,11 +179,9 @@ class CommandMeter:
 
     def _take(self, now_s: float, watts: float) -> None:
         """Take a line. Those of several sensors, if the user has stated so, are added to one value."""
-        if self._one_by_one:
-            self._end_moment(now_s)
-        else:
+        if self._watched:
             self._arrivals.append(now_s)
-            self._judge_bursts()
+        self._end_moment(now_s)
         self._line_s = now_s
         self._lines += 1
         self._moment.append(watts)
@@ -189,7 +199,7 @@ class CommandMeter:
 
     def _end_moment(self, now_s: float) -> None:
         """Leave out lines of several sensors that are too few or too many, as after one has failed."""
-        pause_s = PAUSE_SHARE * statistics.median(self._intervals) if self._intervals else ALONE_S
+        pause_s = PAUSE_SHARE * statistics.median(self._intervals) if self._intervals else PAUSE_S
         if now_s - self._line_s <= pause_s:
             return
         if self._moment:
@@ -205,62 +215,12 @@ class CommandMeter:
             "state how many sensors it has, and let it print their lines together"
         )
 
-    def _judge_bursts(self) -> None:
-        """Decide whether values arrive one by one. A busy machine delays some, but not most of the first."""
-        watched_s = self._arrivals[-1] - self._arrivals[0]
-        complete = self._sizes()[:-1]
-        if watched_s < ALONE_S or len(complete) < GROUPS:
-            return
-        usual, common = statistics.median_low(complete), math.gcd(*complete)
-        # A busy machine delays lines that come fast so that most are in bursts, but in unequal ones. Those of
-        # several sensors become multiples.
-        fast = watched_s / len(complete) < ALONE_S
-        equal = sum(size % usual == 0 for size in complete) >= EQUAL * len(complete)
-        if (sensors := self._stated.sensors) > 1:
-            self._one_by_one = common == sensors or (usual == sensors and equal)
-        else:
-            self._one_by_one = usual < 2 or (watched_s >= BURSTS_S and fast and common == 1 and not equal)
-        if not self._one_by_one and watched_s >= BURSTS_S:
-            self._fail_as_several()
-
-    def _sizes(self) -> list[int]:
-        """Return the numbers of lines in the first bursts."""
-        watched_s = self._arrivals[-1] - self._arrivals[0]
-        gaps_s = [after_s - before_s for before_s, after_s in pairwise(self._arrivals)]
-        bursts = 1 + sum(gap_s > BURST_SHARE * watched_s / len(self._arrivals) for gap_s in gaps_s)
-        sizes = [1]
-        for gap_s in gaps_s:
-            # A line may come late after the others of its burst.
-            if gap_s > BURST_SHARE * watched_s / bursts:
-                sizes.append(1)
-            else:
-                sizes[-1] += 1
-        return sizes
-
-    def _fail_as_several(self) -> None:
-        if self._stated.sensors > 1:
-            self._fail(self._wrong_number(statistics.median_low(self._sizes())))
-            return
-        self._fail(
-            "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add them; "
-            "if they are of one, it must flush each line"
-        )
-
     def _add(self, now_s: float, watts: float) -> None:
-        """Add a line: the mean power since the previous line. Lines in a burst share their time evenly.
-
-        A burst consists of lines that were delayed, in the output of the program or in this process.
-        """
-        last_s, self._last_s = self._last_s, now_s
-        if last_s is None:
-            return
-        usual_s = statistics.median(self._intervals) if self._intervals else math.inf
-        if not self._burst or now_s - last_s > BURST_SHARE * usual_s:
-            self._burst, self._burst_start = [], (last_s, self._energy_j)
-            self._intervals.append(now_s - last_s)
-        self._burst.append(watts)
-        since_s, before_j = self._burst_start
-        self._energy_j = before_j + statistics.fmean(self._burst) * (now_s - since_s)
+        """Add a value: the mean power since the previous one."""
+        if self._last_s is not None:
+            self._intervals.append(now_s - self._last_s)
+            self._energy_j += watts * (now_s - self._last_s)
+        self._last_s = now_s
 
     def _fail(self, what: str) -> None:
         self._reason = self._reason or f"command: {self._program} {what}"
@@ -296,8 +256,7 @@ class CommandMeter:
             if self._reason is None and silent_s > self._longest_silence_s():
                 return [f"command: {self._program} has printed nothing for {silent_s:.1f} s"]
             too_high, self._left_out = self._left_out, None
-            self._shown_j = max(self._shown_j, self._energy_j)
-            return [self._reason or too_high or self._shown_j]
+            return [self._reason or too_high or self._energy_j]
 
     def _longest_silence_s(self) -> float:
         if not self._intervals:

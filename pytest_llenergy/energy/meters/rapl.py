@@ -16,16 +16,15 @@ from pytest_llenergy import real_time
 from pytest_llenergy.energy.attribution import MEMORY_RATIO, PACKAGE_RATIO
 from pytest_llenergy.energy.cpu_time import PROC, explain_hidden_host
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Targets, within
-from pytest_llenergy.energy.timeouts import RAPL_MIRROR_PAUSE_S, RAPL_STILL_S
+from pytest_llenergy.energy.timeouts import RAPL_STILL_S
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.record.record import Flag
 
 ROOT = Path("/sys/class/powercap")
 
-#: Two zones show one counter if each reading of the second lies between the readings of the first around it,
-#: within what the first counts in this share of the pause between comparisons: five updates. Two counters
-#: that were equal by chance part sooner or later, so they are compared this many times.
-MIRROR_SHARE, MIRROR_COMPARISONS = 0.25, 10
+#: Vendors whose dies all show the counter of their package (Linux, drivers/powercap/intel_rapl_common.c: "Fix
+#: the energy-pkg event for AMD CPUs"). Those of Intel have counters of their own.
+ONE_COUNTER_VENDORS = ("AuthenticAMD", "HygonGenuine")
 
 #: Highest power of a package or its memory (W). Processors are specified for 500 W at most (Intel Xeon 6900,
 #: AMD EPYC 9005); this leaves room for later ones. The limits in powercap are settings, which may be lower.
@@ -101,9 +100,7 @@ class Zone:
         os.close(self._descriptor)
 
 
-def open_zones(
-    root: Path = ROOT, pause: Callable[[float], None] = real_time.sleep
-) -> tuple[list[Zone], list[Flag]]:
+def open_zones(root: Path = ROOT, proc: Path = PROC) -> tuple[list[Zone], list[Flag]]:
     """Open the zones of packages and their memory. Returns them with flags for those left out.
 
     Other zones are not opened: cores and graphics are part of the package, psys contains everything, and
@@ -114,15 +111,23 @@ def open_zones(
     """
     zones: list[Zone] = []
     flags: list[Flag] = []
+    counters: dict[str, str] = {}
+    vendors = (proc / "cpuinfo").read_text() if (proc / "cpuinfo").exists() else ""
+    one_counter = any(each in vendors for each in ONE_COUNTER_VENDORS)
     try:
         for package in sorted(root.glob("intel-rapl:[0-9]*")):
             name = (package / "name").read_text().strip()
             if package.name.count(":") > 1 or not name.startswith("package"):
                 continue
-            _add(zones, flags, Zone(package, f"cpu:{name}"), pause)
+            first = counters.setdefault(name.partition("-die-")[0] if one_counter else name, package.name)
+            if first != package.name:
+                detail = f"cpu:{name} ({package.name}) repeats the counter of {first} and is not counted"
+                flags.append(Flag(name="meter", severity="note", detail=detail))
+                continue
+            zones.append(Zone(package, f"cpu:{name}"))
             for part in sorted(root.glob(f"{package.name}:[0-9]*")):
                 if (part / "name").read_text().strip() == "dram":
-                    _add_memory(zones, flags, part, f"dram:{name}", pause)
+                    _add_memory(zones, flags, part, f"dram:{name}")
     except (OSError, ValueError) as error:
         _close(zones)
         raise MeterError(f"rapl: {_explain(error)}") from None
@@ -140,44 +145,13 @@ def _explain(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def _add_memory(
-    zones: list[Zone], flags: list[Flag], directory: Path, domain: str, pause: Callable[[float], None]
-) -> None:
+def _add_memory(zones: list[Zone], flags: list[Flag], directory: Path, domain: str) -> None:
     """Add the memory of a package, which is measured without it if it cannot be read."""
     try:
-        zone = Zone(directory, domain)
+        zones.append(Zone(directory, domain))
     except (OSError, ValueError) as error:
         detail = f"{domain} is not in the energy: {_explain(error)}"
         flags.append(Flag(name="meter", severity="warning", detail=detail))
-    else:
-        _add(zones, flags, zone, pause)
-
-
-def _add(zones: list[Zone], flags: list[Flag], zone: Zone, pause: Callable[[float], None]) -> None:
-    """Keep a zone unless it repeats a counter of another zone, as the dies of some AMD sockets do."""
-    zones.append(zone)
-    for other in zones[:-1]:
-        if other.domain == zone.domain or _mirrors(other, zone, pause):
-            detail = f"{zone.domain} shows the same counter as {other.domain} and is not counted"
-            flags.append(Flag(name="meter", severity="note", detail=detail))
-            zones.pop().close()
-            return
-
-
-def _mirrors(first: Zone, second: Zone, pause: Callable[[float], None]) -> bool:
-    """Return whether two zones show one counter, which they must do for as long as they are compared."""
-    last_uj = first.raw_uj()
-    for _ in range(MIRROR_COMPARISONS):
-        pause(RAPL_MIRROR_PAUSE_S)
-        before_uj, second_uj, after_uj = first.raw_uj(), second.raw_uj(), first.raw_uj()
-        # A counter that wraps meanwhile counts as having stood still.
-        apart_uj = MIRROR_SHARE * max(0, before_uj - last_uj)
-        late_enough, early_enough = second_uj >= before_uj - apart_uj, second_uj <= after_uj + apart_uj
-        wrapped = after_uj < before_uj
-        if not (late_enough and early_enough) and not (wrapped and (late_enough or early_enough)):
-            return False
-        last_uj = after_uj
-    return True
 
 
 class _WatchedZone:
@@ -330,7 +304,7 @@ def open_rapl(
     """
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")
-    zones, flags = open_zones(powercap_root, pause)
+    zones, flags = open_zones(powercap_root, proc)
     unsplit = targets.unknown_processes or explain_hidden_host(proc)
     return [RaplMeter(zones, flags, still_s=still_s, pause=pause, unsplit=unsplit)]
 
