@@ -145,16 +145,14 @@ def _reading(series: Series, quiet: Quiet, energy_j: float, variances: Variances
     return Reading(energy_j + quiet.watts * series.smear_s / 2, variances + lag, quiet.watts)
 
 
-def doubt_quiet_edges(
+def doubt_quiet_end(
     series: Series, start_ns: int, end_ns: int, before: Quiet, after: Quiet, variances: Variances
 ) -> tuple[float, str] | None:
-    """Return what speaks against quiet gaps that reach up to the work, after the energy (J) that it is about.
+    """Return the energy (J) of power that still fell after the work, and a sentence about it, if it shows.
 
-    ``None`` if nothing does.
-
-    Power may still fall after the work. That shows in the gap, or as more energy at the end of the work than
-    its power explains, and matters only if it moves more than two standard uncertainties. The start is not
-    checked: work often begins with a peak, as prefill.
+    It shows as energy that neither the power of the work up to its end nor that of the gap explains: in the
+    tick around the end, or in the first one after it. It matters if it is above two standard uncertainties.
+    The start is not checked: work often begins with a peak, as prefill.
 
     Args:
         series: Trace of the domain.
@@ -164,49 +162,24 @@ def doubt_quiet_edges(
         after: Quiet gap after the work.
         variances: Variances of the energy between quiet edges.
     """
-    found: list[tuple[float, str]] = []
-    # Power that still falls fluctuates too: it must not hide itself.
-    u_j = math.sqrt(variances.total - variances.outside)
-    sides = ((before, before.steps[::-1], after, "before"), (after, after.steps, before, "after"))
-    for gap, steps, other, side in sides:
-        # A short gap is compared with the one on the other side.
-        rest = steps[1:] or other.steps
-        rest_w = fmean(rest)
-        excess_w = abs(steps[0] - rest_w)
-        # By the times of three ticks: the first, the second and the last of the gap.
-        n = max(1, len(steps) - 1)
-        mean_s, first_s = gap.length_s / len(steps), gap.lengths_s[0 if side == "after" else -1]
-        blur_w = gap.blur_w * math.sqrt((1 + (1 + 1 / n) ** 2 + 1 / n**2) / 2) * mean_s / first_s
-        noise_w = max(blur_w, _scatter([rest, other.steps]))
-        if excess_w > UNSTEADY * noise_w and excess_w * first_s > 2 * u_j:
-            unsteady = (
-                f"power was not steady {side} the work: {steps[0]:.0f} W next to it, then {rest_w:.0f} W"
-            )
-            found.append((excess_w * first_s, unsteady))
+    # A short gap is compared with the one on the other side.
+    rest, first_s = after.steps[1:] or before.steps, after.lengths_s[0]
+    scatter_w = UNSTEADY / 2 * _scatter([rest, before.steps])
+    found = [((after.steps[0] - fmean(rest)) * first_s, max(UNSTEADY * after.blur_w, scatter_w) * first_s)]
     inside = series.ticks_between(start_ns, end_ns)
     powers_w = [b.watts_since(a) for a, b in pairwise(inside)]
-    if not powers_w:
-        return max(found, default=None)
-    highest_w = max(powers_w) + (max(powers_w) - min(powers_w)) / 2
-    energy_j = energy_at_end(series, end_ns, after).energy_j - inside[-1].energy_j
-    length_s = (end_ns - inside[-1].time_ns) / 1e9
-    # The last tick bounds both the end and, if that step has the highest power, what is expected of the end.
-    top = powers_w.index(max(powers_w))
-    share = length_s / ((inside[top + 1].time_ns - inside[top].time_ns) / 1e9)
-    gaps_s = [inside[-1].gap_s, share * inside[top].gap_s]
-    if top == len(powers_w) - 1:
-        gaps_s[0] *= 1 + share
-    else:
-        gaps_s.append(share * inside[top + 1].gap_s)
-    blur_j = max(powers_w) * math.hypot(*gaps_s) / math.sqrt(12)
-    excess_j = energy_j - highest_w * length_s
-    if excess_j > 2 * math.hypot(u_j, blur_j):
-        late = (
-            f"{energy_j:.3g} J in the last {length_s * 1e3:.0f} ms of the work, where all other ticks draw "
-            f"{min(powers_w):.0f} to {max(powers_w):.0f} W"
-        )
-        found.append((excess_j, late))
-    return max(found, default=None)
+    if powers_w:
+        last, highest_w = inside[-1], max(powers_w) + (max(powers_w) - min(powers_w)) / 2
+        length_s = (end_ns - last.time_ns) / 1e9
+        late_j = energy_at_end(series, end_ns, after).energy_j - last.energy_j - highest_w * length_s
+        share = length_s * 1e9 / (last.time_ns - inside[-2].time_ns)
+        found.append((late_j, highest_w * last.gap_s * (1 + share) / math.sqrt(12)))
+    # Power that still falls fluctuates too: it must not hide itself.
+    u_j = math.sqrt(variances.total - variances.outside)
+    excess_j = sum(each_j for each_j, noise_j in found if each_j > 2 * math.hypot(u_j, noise_j))
+    if not excess_j:
+        return None
+    return excess_j, f"power still fell after the work: {excess_j:.3g} J are beyond that before and after"
 
 
 def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,9 +41,6 @@ SMALL_MARGIN = 0.02
 
 #: A counter that moves between at least this share of its readings moves all the time.
 CONTINUOUS = 0.95
-
-#: Ticks are joined into spans of at least this length before counter and power are compared (seconds).
-SPAN_S = 0.05
 
 #: Deviations up to this many standard deviations count as possible.
 SIGMAS = 3.0
@@ -181,16 +179,11 @@ def _typical(gaps_s: Any, poll_s: float) -> float:
 def _compare(
     result: CheckResult, power: tuple[Any, Any], ticks: tuple[Any, Any, Any], power_age_s: float
 ) -> CheckResult:
-    """Compare a counter with integrated power.
+    """Compare a counter with integrated power, from its first tick to its last one.
 
-    Sampling makes them differ by up to
-
-        SIGMAS sd(d) √n  +  power_age_s (P_max - P_min)  +  P_mean (g_first + g_last) / 2
-
-    where d are the n differences between counter and integral over spans of a few ticks. They scatter if
-    power is not steady and the sensors sample at different times or only part of the time. The second term
-    covers power readings that lag, so that the integral is of another stretch of time; the third covers the
-    gaps g between the polls around the first and the last tick.
+    Over a time T they may differ by SIGMAS sd(P) √(T power_age_s), since power readings lag by up to
+    power_age_s, and may sample one moment in that time, and by P_mean g / 2 for the gap g between the polls
+    around the first and the last tick.
 
     Args:
         result: The result so far.
@@ -201,24 +194,14 @@ def _compare(
     import numpy as np
 
     (times_s, watts), (ticked_s, energies_j, blurs_s) = power, ticks
-    borders = [0]
-    for index, time_s in enumerate(ticked_s):
-        if time_s - ticked_s[borders[-1]] >= SPAN_S:
-            borders.append(index)
-    if len(borders) < 2:
-        return result
     joules = np.append(0.0, np.cumsum(np.diff(times_s) * (watts[1:] + watts[:-1]) / 2))
-    integrated = np.diff(np.interp(ticked_s[borders], times_s, joules))
-    differences = np.diff(energies_j[borders]) - integrated
-    power_j = float(integrated.sum())
+    power_j = float(np.diff(np.interp(ticked_s[[0, -1]], times_s, joules))[0])
     if power_j <= 0:
         return result
-    counter_j = power_j + float(differences.sum())
-    n = len(differences)
-    scatter_j = float(differences.std(ddof=1)) * n**0.5 if n > 1 else 0.0
-    mean_w = power_j / (ticked_s[borders[-1]] - ticked_s[0])
-    edges_j = mean_w * (blurs_s[0] + blurs_s[borders[-1]]) / 2
-    margin_j = float(SIGMAS * scatter_j + power_age_s * np.ptp(watts) + edges_j)
+    counter_j = float(energies_j[-1] - energies_j[0])
+    span_s = ticked_s[-1] - ticked_s[0]
+    edges_j = power_j / span_s * (blurs_s[0] + blurs_s[-1]) / 2
+    margin_j = float(SIGMAS * watts.std() * (span_s * power_age_s) ** 0.5 + edges_j)
     ratio = counter_j / power_j
     reason = None
     if abs(counter_j - power_j) > DISAGREEMENT * power_j + margin_j:
@@ -299,9 +282,9 @@ class CheckCache:
     The default ``directory`` is ``meters`` in ``LLENERGY_CACHE_DIR``, or in the platform's cache directory.
     """
 
-    #: Results that could not be written, by path; only this process can use them. They belong to the class,
+    #: Results of this process, by path, for directories that cannot be written. They belong to the class,
     #: since each test opens its meters, and with them a cache, anew.
-    _unwritten: ClassVar[dict[Path, _Entry]] = {}
+    _kept: ClassVar[dict[Path, _Entry]] = {}
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory if directory is not None else cache_directory() / "meters"
@@ -309,7 +292,7 @@ class CheckCache:
     def load(self, board: CheckedBoard) -> CheckResult | None:
         """Return the result of an earlier check; ``None`` if it is missing, damaged or outdated."""
         path = self._path(board)
-        entry = self._unwritten.get(path) or _read(path)
+        entry = _read(path) or self._kept.get(path)
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s
@@ -321,14 +304,10 @@ class CheckCache:
     def store(self, board: CheckedBoard, result: CheckResult) -> None:
         """Store a result, for other processes too if the directory is writable."""
         path = self._path(board)
-        entry = _Entry(board=board, result=result, checked_s=time.time())
-        try:
+        entry = self._kept[path] = _Entry(board=board, result=result, checked_s=time.time())
+        with suppress(OSError, ReportError):
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, msgspec.json.encode(entry))
-        except (OSError, ReportError):
-            self._unwritten[path] = entry
-        else:
-            self._unwritten.pop(path, None)
 
     def _path(self, board: CheckedBoard) -> Path:
         return self._directory / f"nvml-{re.sub('[^A-Za-z0-9-]', '_', board.uuid)}.json"

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from pytest_llenergy.energy.attribution import Split, attribution_flags, choose_split
 from pytest_llenergy.energy.edges import mean_powers
-from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_edges, idle_power, quiet_power
+from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_end, idle_power, quiet_power
 from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy, domain_energy
 from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
@@ -112,7 +112,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     # A part-time sensor shows an edge elsewhere within its tick.
     if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
         edges = (timeline.start_ns, timeline.end_ns)
-        found_doubt = doubt_quiet_edges(series, *edges, before, after, whole.variances)
+        found_doubt = doubt_quiet_end(series, *edges, before, after, whole.variances)
         if found_doubt is not None:
             at_stake_j, doubt = found_doubt
             whole = whole.widen(Variances(shape=at_stake_j**2))

@@ -282,6 +282,7 @@ def test_a_damaged_cache_file_is_ignored_and_replaced(tmp_path: Path, damage: by
     cache = CheckCache(tmp_path)
     cache.store(BOARD, FIT)
     the_file(tmp_path).write_bytes(damage)
+    CheckCache._kept.clear()
     assert cache.load(BOARD) is None
     cache.store(BOARD, FIT)
     assert cache.load(BOARD) == FIT
