@@ -2,12 +2,26 @@
 """Cumulative energy at the edges of a window, from a counter that moves in ticks.
 
 A counter read at the two ends of a window is wrong by up to a tick at either end. Instead, the cumulative
-energy *at* each edge is inferred from the ticks around it:
+energy *at* each edge is inferred from the ticks around it (``energy_at``):
 
 - A **quiet edge** has idle power on its outer side, measured in the quiet gap there (``quiet_gaps.py``).
 - An **edge under load** lies between two ticks, and only the mean power between them is known. The powers of
   the neighbouring ticks are extrapolated to the edge from both sides, of which the nearer one counts more.
 - A counter that is **updated all the time** is read at the edge.
+- A **running average** at t is the mean power over the s seconds (``Domain.smear_s``) before t, so that the
+  integral I of the readings is the energy E as it was on average over the last s. If power is steady at P on
+  one side of the edge,
+
+      E(t) = I(t) + P s/2        steady from t - s to t
+      E(t) = I(t + s) - P s/2    steady from t to t + s
+
+  whatever it does on the other side, so that a window may be shorter than s. If it is steady on neither side,
+  the mean powers P₀ in the s before and P₁ in the s after t give
+
+      E(t) = I(t + s/2) - (P₁ - P₀) s/8
+
+  which is exact if power changed once, at t. In a window shorter than s, P₀ or P₁ is a mean over both edges
+  and says nothing. The most certain of the three counts.
 
 A **short window** with fewer than two ticks inside is treated as a whole, since its two edges depend on the
 same ticks. The counter gives the joules from the last tick before it to the first one after it. Power
@@ -22,9 +36,10 @@ of length g, gives P · g/√12.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
-from pytest_llenergy.energy.quiet_gaps import resolution_variance
+from pytest_llenergy.energy.quiet_gaps import Quiet, energy_beside, quiet_power, resolution_variance
 from pytest_llenergy.energy.trace import NEIGHBOURS, Series, Tick
 from pytest_llenergy.energy.uncertainty import Reading, Variances, WindowEnergy
 
@@ -38,8 +53,83 @@ HIDDEN = 0.6
 #: From this many ticks inside a window on, its edges are independent.
 INSIDE = 2
 
-#: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
-AROUND = 1 / 16
+#: Averaged power is steady if the readings of this share of the averaging time fluctuate by no more than this
+#: share.
+OBSERVED, STEADY = 0.5, 0.03
+
+
+def energy_at(
+    series: Series, time_ns: int, quiet: Quiet | None, *, starts: bool, long: bool
+) -> Reading | None:
+    """Return the energy at the start or the end of a window, ``None`` where nothing shows it.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: The edge (monotonic nanoseconds).
+        quiet: The quiet gap on its outer side, if there is one.
+        starts: Whether the window starts there.
+        long: Whether the window is longer than running averages are, so that those inside it count.
+    """
+    if quiet is not None:
+        return energy_beside(series, time_ns, quiet, starts=starts)
+    if series.smear_ns:
+        return average_at(series, time_ns, before=starts or long, after=not starts or long)
+    return energy_under_load(series, time_ns)
+
+
+def average_at(series: Series, time_ns: int, *, before: bool, after: bool) -> Reading | None:
+    """Return the energy at a moment without a quiet gap, ``None`` if power is steady on no side that counts.
+
+    Args:
+        series: Trace of the domain.
+        time_ns: The moment (monotonic nanoseconds).
+        before: Whether the power before it counts.
+        after: Whether the power after it counts.
+    """
+    smear_ns, found = series.smear_ns, []
+    left = quiet_power(series, time_ns - 2 * smear_ns, time_ns)
+    right = quiet_power(series, time_ns, time_ns + 2 * smear_ns)
+    if before and left is not None and _is_steady(series, left):
+        away_s = (time_ns - left.last.time_ns) / 1e9
+        found.append(_widen(series, left, energy_beside(series, time_ns, left, starts=True), away_s))
+    if after and right is not None and _is_steady(series, right):
+        away_s = (right.first.time_ns - time_ns) / 1e9 - series.smear_s
+        found.append(_widen(series, right, energy_beside(series, time_ns, right, starts=False), away_s))
+    middle = energy_under_load(series, time_ns) if before and after else None
+    if middle is not None:
+        found.append(_between(series, time_ns, middle))
+    return min(found, key=lambda reading: reading.variances.total, default=None)
+
+
+def _is_steady(series: Series, side: Quiet) -> bool:
+    return side.length_s >= OBSERVED * series.smear_s and side.fluctuation_w <= STEADY * side.watts
+
+
+def _widen(series: Series, side: Quiet, reading: Reading, away_s: float) -> Reading:
+    """Widen the energy from a side that is no quiet gap.
+
+    Power may go up and down there although the readings are steady, if its period divides s, and may have
+    changed since the nearest reading that averages over this side alone, ``away_s`` ago.
+    """
+    hidden_s = math.hypot(max(away_s, 0.0), series.smear_s / 8)
+    hidden = Variances(outside=(HIDDEN * side.watts * hidden_s) ** 2 / 3)
+    return reading._replace(variances=reading.variances + hidden)
+
+
+def _between(series: Series, time_ns: int, middle: Reading) -> Reading:
+    """Return the energy at a moment from both sides.
+
+    ``middle`` is the energy in the middle of the readings that average over both. Power that did not change
+    once, at the moment, is off by up to an eighth of the range of the readings times s.
+    """
+    smear_s = series.smear_s
+    powers_w = mean_powers(series, time_ns - series.smear_ns // 4, time_ns + series.smear_ns * 5 // 4)
+    if not powers_w:
+        return middle._replace(watts=0.0)
+    step_w, range_w = powers_w[-1] - powers_w[0], max(powers_w) - min(powers_w)
+    shape = Variances(edges=(range_w * smear_s / 8) ** 2)
+    watts = (powers_w[0] + powers_w[-1]) / 2
+    return Reading(middle.energy_j - step_w * smear_s / 8, middle.variances + shape, watts)
 
 
 def energy_under_load(series: Series, time_ns: int) -> Reading | None:
@@ -110,28 +200,8 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
 
 
 def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
-    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-    """
-    if len(series.ticks_between(start_ns, end_ns)) >= INSIDE:
-        return False
-    return not all(_is_read_at(series, time_ns, end_ns - start_ns) for time_ns in (start_ns, end_ns))
-
-
-def _is_read_at(series: Series, time_ns: int, length_ns: int) -> bool:
-    """Return whether a counter was read at an edge, or a fresh one shortly before and shortly after it."""
-    if find_tick_at(series, time_ns) is not None:
-        return True
-    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
-    if series.domain.max_age_s is None or before is None or after is None:
-        return False
-    # A reading next to the edge decides; the other one only bounds the power in between.
-    nearest_ns = min(time_ns - before.time_ns, after.time_ns - time_ns)
-    return nearest_ns <= AROUND * length_ns
+    """Return whether a window of a counter that ticks holds fewer than ``INSIDE`` ticks."""
+    return series.domain.max_age_s is None and len(series.ticks_between(start_ns, end_ns)) < INSIDE
 
 
 def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:

@@ -2,7 +2,7 @@
 """Quiet gaps around a round, and the cumulative energy at the edges next to them.
 
 The power of a gap is measured between its first and its last tick. At an edge, the nearest tick of the gap is
-taken, and the idle power between it and the edge accounted for: E(t) = C(tick) ± P_idle · |t − tick|.
+taken, and the idle power between it and the edge accounted for: E(t) = C(tick) + P_idle (t − tick).
 """
 
 from __future__ import annotations
@@ -18,10 +18,6 @@ from pytest_llenergy.energy.uncertainty import Power, Reading, Variances, studen
 
 #: Ticks that a quiet gap needs for its power to count.
 MIN_GAP_TICKS = 2
-
-#: A tick in a quiet gap whose time is this many times less certain than the best one's, plus this many
-#: seconds, is left out.
-BLUNT, BLUNT_S = 4.0, 0.002
 
 #: The power of a gap has a trend if it changes by more than this many times the blur from its ticks' times.
 TREND = 4.0
@@ -54,13 +50,13 @@ class Quiet(NamedTuple):
         """Time between the two ticks (seconds)."""
         return (self.last.time_ns - self.first.time_ns) / 1e9
 
-    def power_at_edge(self, steps: Sequence[float], distance_s: float) -> float:
-        """Return the power (W) between an edge and the nearest tick, ``distance_s`` away.
+    def power_at_edge(self, distance_s: float) -> float:
+        """Return the power (W) between the end of the work and the first tick, ``distance_s`` after it.
 
-        This is the mean of the gap, unless power still rises or falls by more than the times of the ticks
+        This is the mean of the gap, unless power still falls or rises by more than the times of the ticks
         explain, as while a board cools down or lowers its clock: then the trend is extrapolated to the edge.
-        ``steps`` begin at that tick.
         """
+        steps = self.steps
         if len(steps) < 2 or abs(steps[0] - steps[1]) <= TREND * self.blur_w:
             return self.watts
         step_s = self.length_s / len(steps)
@@ -71,28 +67,10 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
     """Return the mean power between the first and the last tick of a quiet gap; ``None`` with too few ticks.
 
     The readings of a running average belong to the gap only once its smear is over.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the gap (monotonic nanoseconds).
-        end_ns: End of the gap (monotonic nanoseconds).
     """
     ticks = series.without_common_delay(series.ticks_between(start_ns + series.smear_ns, end_ns))
-    if series.domain.max_age_s is None:
-        sharp = _select_sharp(ticks)
-        # Uncertain ticks are better than none.
-        ticks = sharp if len(sharp) >= MIN_GAP_TICKS else ticks
-    return quiet_power_from_ticks(series, ticks) if len(ticks) >= MIN_GAP_TICKS else None
-
-
-def _select_sharp(ticks: Sequence[Tick]) -> list[Tick]:
-    """Leave out ticks whose time is much less certain than that of others, since no reading was near them."""
-    limit_s = BLUNT * min((tick.gap_s for tick in ticks), default=0.0) + BLUNT_S
-    return [tick for tick in ticks if tick.gap_s <= limit_s]
-
-
-def quiet_power_from_ticks(series: Series, ticks: Sequence[Tick]) -> Quiet:
-    """Return the mean power from the first to the last of consecutive ticks."""
+    if len(ticks) < MIN_GAP_TICKS:
+        return None
     first, last = ticks[0], ticks[-1]
     watts = last.watts_since(first)
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
@@ -111,38 +89,28 @@ def idle_power(before: Quiet, after: Quiet) -> Power:
     return Power((before.watts + after.watts) / 2, u_watts)
 
 
-def energy_at_start(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the start of a window that follows a quiet gap.
+def energy_beside(series: Series, time_ns: int, quiet: Quiet, *, starts: bool) -> Reading:
+    """Return the energy at an edge beside a quiet gap, after which a window starts, or before which it ends.
 
-    Args:
-        series: Trace of the domain.
-        time_ns: Start of the window (monotonic nanoseconds).
-        quiet: The gap before it.
+    Running averages over s lag by s/2, or otherwise if power varies.
     """
-    head_s = (time_ns - quiet.last.time_ns) / 1e9
-    energy_j = quiet.last.energy_j + quiet.watts * head_s
-    return _reading(series, quiet, energy_j, _edge_variances(series, quiet, quiet.last, quiet.first, head_s))
-
-
-def energy_at_end(series: Series, time_ns: int, quiet: Quiet) -> Reading:
-    """Return the energy at the end of a window that precedes a quiet gap.
-
-    Args:
-        series: Trace of the domain.
-        time_ns: End of the window (monotonic nanoseconds).
-        quiet: The gap after it.
-    """
-    tail_s = (quiet.first.time_ns - time_ns) / 1e9
-    # Averages that rise or fall show a change long ago, not a trend at the edge.
-    watts = quiet.watts if series.smear_ns else quiet.power_at_edge(quiet.steps, tail_s)
-    energy_j = quiet.first.energy_j - watts * tail_s
-    return _reading(series, quiet, energy_j, _edge_variances(series, quiet, quiet.first, quiet.last, tail_s))
-
-
-def _reading(series: Series, quiet: Quiet, energy_j: float, variances: Variances) -> Reading:
-    """Return the energy at an edge. Running averages over s lag by s/2, or otherwise if power varies."""
-    lag = Variances(outside=(quiet.fluctuation_w * series.smear_s) ** 2)
-    return Reading(energy_j + quiet.watts * series.smear_s / 2, variances + lag, quiet.watts)
+    near, far = (quiet.last, quiet.first) if starts else (quiet.first, quiet.last)
+    away_s = (time_ns - near.time_ns) / 1e9
+    # Averages that rise or fall show a change long ago, not a trend at the edge; nor is there one at a start.
+    watts = quiet.watts if starts or series.smear_ns else quiet.power_at_edge(-away_s)
+    energy_j = near.energy_j + watts * away_s + quiet.watts * series.smear_s / 2
+    # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
+    # well, in the direction that increases the error.
+    reach = abs(away_s) / quiet.length_s
+    # Fluctuations that are faster than the ticks are larger over a part of one.
+    lasting_s = max(abs(away_s), quiet.length_s / len(quiet.steps))
+    fluctuation = quiet.fluctuation_w**2 * (abs(away_s) * lasting_s + series.smear_s**2)
+    variances = Variances(
+        edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
+        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + fluctuation,
+        resolution=resolution_variance(series) * reach**2 / 2,
+    )
+    return Reading(energy_j, variances, quiet.watts)
 
 
 def doubt_quiet_end(
@@ -171,7 +139,9 @@ def doubt_quiet_end(
     if powers_w:
         last, highest_w = inside[-1], max(powers_w) + (max(powers_w) - min(powers_w)) / 2
         length_s = (end_ns - last.time_ns) / 1e9
-        late_j = energy_at_end(series, end_ns, after).energy_j - last.energy_j - highest_w * length_s
+        late_j = (
+            energy_beside(series, end_ns, after, starts=False).energy_j - last.energy_j - highest_w * length_s
+        )
         share = length_s * 1e9 / (last.time_ns - inside[-2].time_ns)
         found.append((late_j, highest_w * last.gap_s * (1 + share) / math.sqrt(12)))
     # Power that still falls fluctuates too: it must not hide itself.
@@ -180,28 +150,6 @@ def doubt_quiet_end(
     if not excess_j:
         return None
     return excess_j, f"power still fell after the work: {excess_j:.3g} J are beyond that before and after"
-
-
-def _edge_variances(series: Series, quiet: Quiet, near: Tick, far: Tick, distance_s: float) -> Variances:
-    """Return the variances of an edge that lies ``distance_s`` from the nearest tick of a quiet gap.
-
-    Args:
-        series: Trace of the domain.
-        quiet: The gap next to the edge.
-        near: The tick of the gap that is nearest to the edge.
-        far: The tick at its other end.
-        distance_s: Time from the nearest tick to the edge (seconds).
-    """
-    # The idle power depends on the near tick too: if that tick was later than assumed, the power is wrong as
-    # well, in the direction that increases the error.
-    reach = distance_s / quiet.length_s
-    # Fluctuations that are faster than the ticks are larger over a part of one.
-    lasting_s = max(distance_s, quiet.length_s / max(1, len(quiet.steps)))
-    return Variances(
-        edges=(quiet.watts * near.gap_s * (1 + reach)) ** 2 / 12,
-        outside=(quiet.watts * far.gap_s * reach) ** 2 / 12 + quiet.fluctuation_w**2 * distance_s * lasting_s,
-        resolution=resolution_variance(series) * reach**2 / 2,
-    )
 
 
 def share_fluctuation(before: Quiet, after: Quiet) -> tuple[Quiet, Quiet]:
@@ -221,8 +169,6 @@ def _fluctuation(groups: Sequence[Sequence[float]], blur_w: float, n: int) -> fl
         blur_w: Standard uncertainty of a power from the times of its ticks.
         n: Number of powers in the gap next to the edge.
     """
-    if n < 1:
-        return 0.0
     # The variance of the difference between one more step and the mean of the gap.
     unexplained = _scatter(groups) ** 2 * (1 + 1 / n) - blur_w**2
     return student_factor(sum(len(steps) - 1 for steps in groups)) * math.sqrt(max(0.0, unexplained))

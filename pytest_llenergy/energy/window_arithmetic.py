@@ -12,24 +12,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from pytest_llenergy.energy.edges import (
-    energy_under_load,
-    is_short_window,
-    mean_powers,
-    short_window_energy,
-)
+from pytest_llenergy.energy.edges import energy_at, is_short_window, mean_powers, short_window_energy
 from pytest_llenergy.energy.joint_solution import SAME_NS, window_energy
-from pytest_llenergy.energy.quiet_gaps import (
-    Quiet,
-    energy_at_end,
-    energy_at_start,
-    resolution_variance,
-    share_fluctuation,
-)
-from pytest_llenergy.energy.running_average import average_at
+from pytest_llenergy.energy.quiet_gaps import Quiet, resolution_variance, share_fluctuation
 from pytest_llenergy.energy.trace import JUMP, Mark, Series
 from pytest_llenergy.energy.uncertainty import (
-    Reading,
     Variances,
     WindowEnergy,
 )
@@ -124,18 +111,8 @@ def _energy_between_edges(
 ) -> WindowEnergy:
     """Return the difference of the energies at two edges, each beside a quiet gap, or else under load."""
     long = end_ns - start_ns >= series.smear_ns
-    if before:
-        start: Reading | None = energy_at_start(series, start_ns, before)
-    elif series.smear_ns:
-        start = average_at(series, start_ns, before=True, after=long)
-    else:
-        start = energy_under_load(series, start_ns)
-    if after:
-        end: Reading | None = energy_at_end(series, end_ns, after)
-    elif series.smear_ns:
-        end = average_at(series, end_ns, before=long, after=True)
-    else:
-        end = energy_under_load(series, end_ns)
+    start = energy_at(series, start_ns, before, starts=True, long=long)
+    end = energy_at(series, end_ns, after, starts=False, long=long)
     if start is None or end is None:
         side = "before" if start is None else "after"
         reason = f"{series.meter}: {series.domain.name} did not tick {side} the window"

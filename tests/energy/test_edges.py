@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from pytest_llenergy.energy.edges import energy_under_load, is_short_window
-from pytest_llenergy.energy.quiet_gaps import Quiet, energy_at_end, energy_at_start, quiet_power
+from pytest_llenergy.energy.quiet_gaps import Quiet, energy_beside, quiet_power
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
 
@@ -38,7 +38,10 @@ class TestQuietEdges:
         series = read_at(Sensor(WAVE, TICK), fine())
         before, after = quiet(series, EPOCH, START), quiet(series, END, EPOCH + 3 * S // 2)
         assert (before.watts, after.watts) == pytest.approx((50, 60), rel=0.01)
-        start, end = energy_at_start(series, START, before), energy_at_end(series, END, after)
+        start, end = (
+            energy_beside(series, START, before, starts=True),
+            energy_beside(series, END, after, starts=False),
+        )
         assert start is not None
         assert end is not None
         # 340 ms at 400 W. The readings are 0.1 ms apart, and idle power is 60 W at most.
@@ -64,7 +67,7 @@ class TestQuietEdges:
         gap_ns = 8 * MS
         series = read_at(Sensor(WAVE, TICK), range(EPOCH - S // 2, EPOCH + 2 * S, gap_ns))
         before = quiet(series, EPOCH, START)
-        start = energy_at_start(series, START, before)
+        start = energy_beside(series, START, before, starts=True)
         assert start is not None
         tick = series.tick_before(START)
         assert tick is not None
@@ -96,7 +99,10 @@ class TestQuietEdges:
             series.add(moment, moment, averaged)
         before, after = quiet(series, EPOCH - S, START), quiet(series, END, EPOCH + 5 * S)
         assert after.watts == pytest.approx(60, rel=0.01)
-        end, start = energy_at_end(series, END, after), energy_at_start(series, START, before)
+        end, start = (
+            energy_beside(series, END, after, starts=False),
+            energy_beside(series, START, before, starts=True),
+        )
         assert end is not None
         assert start is not None
         # The averaged counter lags by 0.45 s, at 50 W before and 60 W after.
