@@ -260,7 +260,6 @@ class NvmlMeter:
     def __init__(self, session: Session, sources: Sources, result: CheckResult) -> None:
         self._session = session
         self._uuid = sources.board.uuid
-        self._handle = sources.board.handle
         self._integral: IntegratedPower | None = None
         if sources.counter is not None and result.reason is None:
             quantity = sources.counter
@@ -269,12 +268,11 @@ class NvmlMeter:
             quantity = _power_to_integrate(sources, result)
             watched = result if quantity == sources.watched else None
             refresh = refresh_from_check(watched, SLOWEST_REFRESH_S, known_coverage(sources.board.name))
-            watch = PowerWatch(sources.smear_s(quantity), _highest_w(sources, quantity), refresh.period_s)
-            domain = _power_domain(sources, quantity, result, refresh, watch)
-            self._integral = refresh.integral(watch)
+            domain = _power_domain(sources, quantity, result, refresh)
+            self._integral = refresh.integral(domain.watch)
         self.domains: Sequence[Domain] = (domain,)
         self.poll_period_s: float = _poll_period_s(domain)
-        self._value = session.make_reader(self._handle, quantity)
+        self._value = session.make_reader(sources.board.handle, quantity)
 
     def read(self) -> list[float | str]:
         begin_s = real_time.monotonic()
@@ -305,91 +303,71 @@ def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
     return sources.power
 
 
-def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
-    coverage = counter_coverage(sources.board.name, result.period_s)
+def _domain(sources: Sources, quantity: Quantity, coverage: Coverage, shared: str = "") -> Domain:
+    """Return what counter and integrated power have in common."""
+    about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
-        source=counter.name,
-        scope=counter.scope,
+        source=quantity.name,
+        scope=quantity.scope,
         resolution_j=STEP,
         tail_s=TAIL_S,
-        accuracy=_accuracy(coverage, ", which the counter is assumed to share"),
+        accuracy=f"within {GAIN_LIMIT:.0%} of the reading and {OFFSET_LIMIT_W:.0f} W{about_sensor}",
         limits=within(GAIN_LIMIT, OFFSET_LIMIT_W),
-        update_period_s=result.period_s,
-        max_age_s=result.period_s if result.continuous else None,
         coverage=coverage.share,
         coverage_known=coverage.known,
-        highest_w=_highest_w(sources, counter),
+        # The limit is that of the GPU; the CPU and memory of a module add to it.
+        highest_w=sources.limit_w if quantity.scope == "board" else None,
+    )
+
+
+def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
+    coverage = counter_coverage(sources.board.name, result.period_s)
+    return _domain(sources, counter, coverage, ", which the counter is assumed to share")._replace(
+        update_period_s=result.period_s,
+        max_age_s=result.period_s if result.continuous else None,
         flags=_flags(sources, counter, None),
     )
 
 
-def _power_domain(
-    sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh, watch: PowerWatch
-) -> Domain:
-    coverage = sensor_coverage(sources.board.name, refresh.period_s)
-    return Domain(
-        name=f"gpu:{sources.board.uuid}",
-        kind="measured",
+def _power_domain(sources: Sources, power: Quantity, result: CheckResult, refresh: Refresh) -> Domain:
+    domain = _domain(sources, power, sensor_coverage(sources.board.name, refresh.period_s))
+    flags = _flags(sources, power, result.reason)
+    if not refresh.known:
+        detail = (
+            f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
+            f"refreshed; its joules may lag by up to {refresh.late_s[1] * 1e3:.0f} ms"
+        )
+        flags += (Flag(name="meter", severity="warning", detail=detail),)
+    return domain._replace(
         source=f"{power.name} integrated",
-        scope=power.scope,
         resolution_j=refresh.period_s * STEP,
-        tail_s=TAIL_S,
-        accuracy=_accuracy(coverage),
-        limits=within(GAIN_LIMIT, OFFSET_LIMIT_W),
         update_period_s=refresh.period_s,
         max_age_s=refresh.max_age_s,
         smear_s=sources.smear_s(power),
-        watch=watch,
+        watch=PowerWatch(sources.smear_s(power), domain.highest_w, refresh.period_s),
         late_s=refresh.late_s,
         integrated=True,
-        coverage=coverage.share,
-        coverage_known=coverage.known,
-        highest_w=_highest_w(sources, power),
-        flags=(*_flags(sources, power, result.reason), *_unknown_refresh_flags(sources, power, refresh)),
+        flags=flags,
     )
-
-
-def _unknown_refresh_flags(sources: Sources, power: Quantity, refresh: Refresh) -> tuple[Flag, ...]:
-    if refresh.known:
-        return ()
-    detail = (
-        f"{sources.board.uuid}: {power.label} changed too seldom while it was checked to show when it is "
-        f"refreshed; its joules may lag by up to {refresh.late_s[1] * 1e3:.0f} ms"
-    )
-    return (Flag(name="meter", severity="warning", detail=detail),)
-
-
-def _accuracy(coverage: Coverage, shared: str = "") -> str:
-    about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
-    return f"within {GAIN_LIMIT:.0%} of the reading and {OFFSET_LIMIT_W:.0f} W{about_sensor}"
-
-
-def _highest_w(sources: Sources, quantity: Quantity) -> float | None:
-    # The limit is that of the GPU; the CPU and memory of a module add to it.
-    return sources.limit_w if quantity.scope == "board" else None
 
 
 def _flags(sources: Sources, quantity: Quantity, rejected: str | None) -> tuple[Flag, ...]:
-    uuid = sources.board.uuid
-    flags = []
+    details = []
     if quantity.scope == "module":
-        detail = "the driver reports only the whole module, with its CPU and its memory"
-        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
+        details.append("the driver reports only the whole module, with its CPU and its memory")
     if sources.board.shared:
-        detail = "MIG instances have no energy counter: the joules are those of the whole board"
-        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
+        details.append("MIG instances have no energy counter: the joules are those of the whole board")
     if not (coverage := sensor_coverage(sources.board.name)).known:
-        detail = (
+        details.append(
             f"what share of each tick the power sensor of {sources.board.name} sees was not measured: "
             f"{coverage.share:.0%} is assumed, unless rounds in shuffled phase show what it misses"
         )
-        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
     if sources.counter is not None and rejected is not None:
-        detail = f"energy counter rejected: {rejected}; {quantity.label} is integrated instead"
-        flags.append(Flag(name="meter", severity="warning", detail=f"{uuid}: {detail}"))
-    return tuple(flags)
+        details.append(f"energy counter rejected: {rejected}; {quantity.label} is integrated instead")
+    uuid = sources.board.uuid
+    return tuple(Flag(name="meter", severity="warning", detail=f"{uuid}: {each}") for each in details)
 
 
 def open_nvml(targets: Targets, cache_dir: Path | None = None) -> list[NvmlMeter]:
