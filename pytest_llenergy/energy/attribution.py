@@ -99,12 +99,7 @@ class Split(NamedTuple):
     ratio: float
 
     def part(self, whole: WindowEnergy, duration_s: float) -> Attributed | None:
-        """Return the part of the test; ``None`` without energy.
-
-        Args:
-            whole: WindowEnergy of the domain, in all of the time or in a part of it.
-            duration_s: Length of that time (seconds).
-        """
+        """Return the part of the test; ``None`` without energy."""
         if whole.energy_j is None or duration_s <= 0:
             return None
         whole_j, share, ratio = whole.energy_j, self.use.share, self.ratio
@@ -134,11 +129,8 @@ def choose_split(
 ) -> Split | None:
     """Return how to split the joules of a domain, or ``None`` if they are all those of the test.
 
-    Args:
-        domain: The domain.
-        use: CPU use during the work.
-        gaps: Power of the domain and CPU use in the gaps before and after the work, if there are any.
-        rest: Power of each domain in the last gap in which others were quiet. It is updated.
+    ``gaps`` are those before and after the work. ``rest`` keeps the power of each domain in the last gap in
+    which others were quiet, and is updated.
     """
     if domain.cpu_ratio is None:
         return None

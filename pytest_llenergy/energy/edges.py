@@ -78,14 +78,7 @@ def energy_at(
 
 
 def average_at(series: Series, time_ns: int, *, before: bool, after: bool) -> Reading | None:
-    """Return the energy at a moment without a quiet gap, ``None`` if power is steady on no side that counts.
-
-    Args:
-        series: Trace of the domain.
-        time_ns: The moment (monotonic nanoseconds).
-        before: Whether the power before it counts.
-        after: Whether the power after it counts.
-    """
+    """Return the energy at an edge under load from averages, ``None`` if power is steady on no side that counts."""
     smear_ns, found = series.smear_ns, []
     left = quiet_power(series, time_ns - 2 * smear_ns, time_ns)
     right = quiet_power(series, time_ns, time_ns + 2 * smear_ns)
@@ -169,13 +162,7 @@ def energy_under_load(series: Series, time_ns: int) -> Reading | None:
 
 
 def mean_powers(series: Series, start_ns: int, end_ns: int) -> list[float]:
-    """Return the mean power (W) between neighbouring ticks of an interval, in time order.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the interval (monotonic nanoseconds).
-        end_ns: End of the interval (monotonic nanoseconds).
-    """
+    """Return the mean power (W) between neighbouring ticks of an interval, in time order."""
     return [b.watts_since(a) for a, b in pairwise(series.ticks_between(start_ns, end_ns))]
 
 
@@ -205,13 +192,7 @@ def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
 
 
 def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:
-    """Return the energy of a short window.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-    """
+    """Return the energy of a short window, between what it may hold at least and at most."""
     lefts, rights = series.ticks_around(start_ns, NEIGHBOURS)[0], series.ticks_around(end_ns, NEIGHBOURS)[1]
     if not lefts or not rights:
         side = "after" if lefts else "before"

@@ -30,13 +30,7 @@ POWER_GAP_S = 0.05
 
 
 def trace_flags(trace: Sequence[Series], start_ns: int, end_ns: int) -> list[Flag]:
-    """Return the flags that the trace alone raises for a window between two monotonic moments.
-
-    Args:
-        trace: One series for each domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-    """
+    """Return the flags that the trace alone raises for a window between two monotonic moments."""
     flags: list[Flag] = []
     for series in trace:
         domain, duration_ms = series.domain, (end_ns - start_ns) / 1e6
@@ -91,14 +85,7 @@ def account_window(
 ) -> HostWindow:
     """Return what the host of a trace found in a window that has ended.
 
-    Args:
-        trace: One series for each domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window.
-        reasons: Why meters could not be opened.
-        marks: Other moments at which power may have changed.
-        use: CPU use during the window, if known.
-        clock_u_ns: Standard uncertainty of both moments.
+    Power may have changed at other ``marks``. ``clock_u_ns`` is the standard uncertainty of both moments.
     """
     duration_s = (end_ns - start_ns) / 1e9
     energies: dict[str, WindowEnergy] = {}
@@ -124,14 +111,7 @@ def account_window(
 
 
 def window_record(name: str, start_ns: int, end_ns: int, hosts: Sequence[HostWindow]) -> WindowRecord:
-    """Return the record of a window that has ended.
-
-    Args:
-        name: Name of the window.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window.
-        hosts: What each host found.
-    """
+    """Return the record of a window that has ended."""
     totals = [sum_energies(list(host.energies.values()), host.reasons) for host in hosts]
     total = sum_energies(totals, one_clock=False)
     by_domain = {name: each for host in hosts for name, each in host.by_domain.items()}

@@ -145,12 +145,6 @@ def window_energy(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
     Windows of other names count too if fewer than ``REPEATED`` have its own. Returns ``None`` without a tick
     on each side of the window, and for a window with fewer than ``INSIDE`` ticks inside and fewer than
     ``REPEATED`` windows around it.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-        marks: Starts and ends of all windows, in time order.
     """
     tick_ns = (series.period_s or 0.0) * 1e9
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
@@ -249,11 +243,6 @@ def solve_jointly(
     """Return the energy of each target, a set of segments.
 
     Only ticks within the segments are used; there must be some before the first target and after the last.
-
-    Args:
-        series: Trace of the domain.
-        segments: Consecutive segments, from before the first target until after the last.
-        targets: Indices of segments, for each target.
     """
     energies = Stretch(series, segments).solve(targets)
     # Readings that stood still may have been out of date in any of the segments.

@@ -121,14 +121,6 @@ def doubt_quiet_end(
     It shows as energy that neither the power of the work up to its end nor that of the gap explains: in the
     tick around the end, or in the first one after it. It matters if it is above two standard uncertainties.
     The start is not checked: work often begins with a peak, as prefill.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the work (monotonic nanoseconds).
-        end_ns: End of the work (monotonic nanoseconds).
-        before: Quiet gap before the work.
-        after: Quiet gap after the work.
-        variances: Variances of the energy between quiet edges.
     """
     # A short gap is compared with the one on the other side.
     rest, first_s = after.steps[1:] or before.steps, after.lengths_s[0]

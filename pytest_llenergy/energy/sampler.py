@@ -318,13 +318,7 @@ class Sampler:
             self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
-        """Sleep until every counter has ticked after a moment.
-
-        Args:
-            after_ns: The moment (monotonic nanoseconds).
-            timeout_s: How long to wait, in addition to the time that slow counters need.
-            ticks: How many ticks each counter must make.
-        """
+        """Sleep until every counter has ticked so often after a moment, or longer than even slow ones need."""
         wait_s = timeout_s + self.slowest_s(ticks)
         deadline_s = real_time.monotonic() + wait_s
         with self.reading_closely():

@@ -322,10 +322,7 @@ class Budget:
     def charge(self, cost_ns: int, elapsed_ns: int, *, busy: bool = False) -> int:
         """Charge the CPU time of a wake-up to the budget. Returns what it took from a workload (nanoseconds).
 
-        Args:
-            cost_ns: CPU time of the reader since the previous wake-up.
-            elapsed_ns: Time since the previous wake-up.
-            busy: Whether the rest of this process was at work in that time.
+        The rest of this process was ``busy`` in the time that has elapsed since the previous wake-up.
         """
         self._busy = busy
         if self._lifted:

@@ -217,13 +217,7 @@ def _joules(energy_j: float) -> str:
 def check_counters(
     polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_CHECK_S
 ) -> dict[str, CheckResult]:
-    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds.
-
-    Args:
-        polls: Reader of each board, by UUID.
-        power_age_s: How far the power readings of each board may lag (seconds), by UUID.
-        longest_s: Time limit (seconds).
-    """
+    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds."""
     results: dict[str, CheckResult] = {}
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
     begin_s = evaluated_s = real_time.monotonic()

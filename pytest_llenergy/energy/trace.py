@@ -106,13 +106,7 @@ class Series:
         self._period = -1, 0.0
 
     def add(self, begin_ns: int, end_ns: int, energy_j: float) -> None:
-        """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved.
-
-        Args:
-            begin_ns: Before the reading (monotonic nanoseconds).
-            end_ns: After the reading (monotonic nanoseconds).
-            energy_j: Joules read.
-        """
+        """Add a reading made between two moments (nanoseconds). It is a tick only if the counter moved."""
         last, self._last = self._last, (begin_ns, energy_j)
         if self._out:
             self._out_until(end_ns)
@@ -167,13 +161,7 @@ class Series:
             self._out = True
 
     def add_outage(self, start_ns: int, end_ns: int, reason: str) -> None:
-        """Add an outage for an unread stretch whose energy is missing from later readings.
-
-        Args:
-            start_ns: Start of the stretch (monotonic nanoseconds).
-            end_ns: End of the stretch (monotonic nanoseconds).
-            reason: Why it was not read.
-        """
+        """Add an outage for an unread stretch whose energy is missing from later readings."""
         # An outage that has not ended stays the last one.
         self.outages.insert(
             len(self.outages) - self._out, Outage(start_ns - self._late_ns[1], end_ns, reason)

@@ -130,14 +130,7 @@ def sum_energies(
 def domain_energy(
     energy: WindowEnergy, series: Series, duration_s: float, attributed: Attributed | None = None
 ) -> DomainEnergy:
-    """Return the energy of a domain for a record, with the limits of its source.
-
-    Args:
-        energy: WindowEnergy of the domain in the window.
-        series: Trace of the domain.
-        duration_s: Length of the window (seconds).
-        attributed: How ``energy`` was split from that of the whole domain, if it was.
-    """
+    """Return the energy of a domain for a record, with the limits of its source."""
     from pytest_llenergy.record.record import DomainEnergy
 
     domain = series.domain

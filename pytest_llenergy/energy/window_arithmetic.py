@@ -41,16 +41,7 @@ def energy_between(
     after: Quiet | None = None,
     marks: Sequence[Mark] = (),
 ) -> WindowEnergy:
-    """Return the energy of one domain between two moments.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window.
-        before: Quiet gap before the window, if there is one.
-        after: Quiet gap after the window, if there is one.
-        marks: Other moments at which power may have changed, such as the edges of other windows.
-    """
+    """Return the energy of one domain between two moments."""
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return WindowEnergy(None, reason=reason)
@@ -163,11 +154,6 @@ def energy_between_readings(series: Series, start_ns: int, end_ns: int) -> Windo
 
     On a busy machine a reading may come long after the work, while the thread waits for a CPU and the counter
     rests. Only what the thread runs on its way between reading and work is taken off.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the work (monotonic nanoseconds).
-        end_ns: End of the work (monotonic nanoseconds).
     """
     # For the CPU time of this process, the moment of a reading is that at which it was made.
     age_ns = round((series.domain.max_age_s or 0.0) * 1e9)
@@ -208,12 +194,6 @@ def require_resolvable(energy: WindowEnergy, series: Series, start_ns: int, end_
 
     A counter that ticks around a window bounds it: it holds none to all of the energy between these ticks,
     and at most the highest power of the device in its time.
-
-    Args:
-        energy: Energy of the window.
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
     """
     if energy.energy_j is None or energy.u_j is None or energy.u_j <= RESOLVABLE * energy.energy_j:
         return energy
@@ -254,13 +234,6 @@ def coverage_variance(
     which; (1-f)/5 lies between the two, by the geometric mean of the factors. Where n - 1 of n ticks were
     left unobserved, the differences are of means over n ticks: for power that scatters, their sum of squares
     is n² times smaller than from tick to tick. Slow changes then count as such scatter.
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of the window (monotonic nanoseconds).
-        end_ns: End of the window (monotonic nanoseconds).
-        before: Quiet gap before the window, if there is one.
-        after: Quiet gap after the window, if there is one.
     """
     period_s, f = series.period_s, series.domain.coverage
     if period_s is None:
