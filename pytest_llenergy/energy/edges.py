@@ -78,7 +78,7 @@ def energy_at(
 
 
 def average_at(series: Series, time_ns: int, *, before: bool, after: bool) -> Reading | None:
-    """Return the energy at an edge under load from averages, ``None`` if power is steady on no side that counts."""
+    """Return the energy at an edge under load from averages, ``None`` if no side that counts is steady."""
     smear_ns, found = series.smear_ns, []
     left = quiet_power(series, time_ns - 2 * smear_ns, time_ns)
     right = quiet_power(series, time_ns, time_ns + 2 * smear_ns)

@@ -318,7 +318,7 @@ class Sampler:
             self._lock.release()
 
     def await_ticks(self, after_ns: int, timeout_s: float, ticks: int = 1) -> None:
-        """Sleep until every counter has ticked so often after a moment, or longer than even slow ones need."""
+        """Sleep until every counter has ticked so often after a moment, or has had the time to."""
         wait_s = timeout_s + self.slowest_s(ticks)
         deadline_s = real_time.monotonic() + wait_s
         with self.reading_closely():

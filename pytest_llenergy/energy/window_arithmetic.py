@@ -41,7 +41,10 @@ def energy_between(
     after: Quiet | None = None,
     marks: Sequence[Mark] = (),
 ) -> WindowEnergy:
-    """Return the energy of one domain between two moments."""
+    """Return the energy of one domain between two moments, beside quiet gaps or not.
+
+    Power may have changed at other ``marks``, such as the edges of other windows.
+    """
     reason = series.reason_between(start_ns, end_ns)
     if reason is not None:
         return WindowEnergy(None, reason=reason)
