@@ -337,7 +337,7 @@ class Package(Zone):
         self.domain = "cpu:package-0"
         self._begin_s, self._begin_busy_s = time.monotonic(), read_cpu_time().busy_s
 
-    def energy_j(self) -> float:
+    def read(self, still_s: float) -> float | str:
         idle_j = IDLE_W * (time.monotonic() - self._begin_s)
         return idle_j + CORE_W * (read_cpu_time().busy_s - self._begin_busy_s)
 
@@ -346,7 +346,7 @@ class Package(Zone):
 
 
 def open_package() -> Selection:
-    return Selection((RaplMeter([Package()], ()),), ())
+    return Selection((RaplMeter([Package()], (), 60),), ())
 
 
 LOOP_S = 0.4

@@ -61,38 +61,35 @@ class Zone:
 
     def __init__(self, directory: Path, domain: str) -> None:
         self.domain = domain
+        self.moved = False
         self._range_uj = int((directory / "max_energy_range_uj").read_text())
         self._descriptor = os.open(directory / "energy_uj", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._last_uj, self._read_s = self.raw_uj(), real_time.monotonic()
+            self._last_uj = self._read_uj()
         except BaseException:
             self.close()
             raise
+        self._read_s = self._moved_s = real_time.monotonic()
         self._total_uj = 0
 
-    def raw_uj(self) -> int:
-        """Return the raw counter (µJ).
-
-        Raises:
-            OSError: If the file cannot be read.
-            ValueError: If it holds no number.
-        """
+    def _read_uj(self) -> int:
         return int(os.pread(self._descriptor, 32, 0))
 
-    def energy_j(self) -> float:
-        """Return joules since the zone was opened.
-
-        Raises:
-            OSError: If the counter cannot be read.
-            ValueError: If it holds no number.
-        """
-        last_uj, last_s = self._last_uj, self._read_s
-        self._last_uj, self._read_s = self.raw_uj(), real_time.monotonic()
-        step_uj = self._last_uj - last_uj
-        most_uj = HIGHEST_W * (self._read_s - last_s + MAX_AGE_S) * 1e6
-        if step_uj < 0 and step_uj + self._range_uj <= most_uj:
+    def read(self, still_s: float) -> float | str:
+        """Return joules since the zone was opened, or why there are none: it stood still for so long, say."""
+        try:
+            now_uj, now_s = self._read_uj(), real_time.monotonic()
+        except (OSError, ValueError) as error:
+            return f"rapl: {self.domain} cannot be read ({error})"
+        step_uj = now_uj - self._last_uj
+        if step_uj < 0 and step_uj + self._range_uj <= HIGHEST_W * (now_s - self._read_s + MAX_AGE_S) * 1e6:
             step_uj += self._range_uj
+        self._last_uj, self._read_s = now_uj, now_s
         self._total_uj += step_uj
+        if step_uj:
+            self._moved_s, self.moved = now_s, True
+        elif now_s - self._moved_s > still_s:
+            return f"rapl: the counter of {self.domain} has stood still for {now_s - self._moved_s:.1f} s"
         return self._total_uj / 1e6
 
     def close(self) -> None:
@@ -154,29 +151,6 @@ def _add_memory(zones: list[Zone], flags: list[Flag], directory: Path, domain: s
         flags.append(Flag(name="meter", severity="warning", detail=detail))
 
 
-class _WatchedZone:
-    """A zone, and when its counter last moved."""
-
-    def __init__(self, zone: Zone) -> None:
-        self.zone = zone
-        self.moved = False
-        self._energy_j = zone.energy_j()
-        self._moved_s = real_time.monotonic()
-
-    def read(self, still_s: float) -> float | str:
-        domain = self.zone.domain
-        try:
-            energy_j = self.zone.energy_j()
-        except (OSError, ValueError) as error:
-            return f"rapl: {domain} cannot be read ({error})"
-        now_s = real_time.monotonic()
-        if energy_j != self._energy_j:
-            self._energy_j, self._moved_s, self.moved = energy_j, now_s, True
-        elif now_s - self._moved_s > still_s:
-            return f"rapl: the counter of {domain} has stood still for {now_s - self._moved_s:.1f} s"
-        return energy_j
-
-
 class RaplMeter:
     """CPU packages and their memory."""
 
@@ -184,79 +158,52 @@ class RaplMeter:
     poll_period_s: float = 0.01
 
     def __init__(
-        self,
-        zones: Sequence[Zone],
-        flags: Sequence[Flag],
-        *,
-        still_s: float = RAPL_STILL_S,
-        pause: Callable[[float], None] = real_time.sleep,
-        unsplit: str | None = None,
+        self, zones: Sequence[Zone], flags: Sequence[Flag], still_s: float, unsplit: str | None = None
     ) -> None:
-        """Take ownership of open zones. ``unsplit`` is why the energy of others cannot be told, if it cannot.
-
-        Raises:
-            MeterError: If no counter of a package moves.
-        """
-        self._still_s = still_s
-        try:
-            self._watched = [_WatchedZone(zone) for zone in zones]
-            stood = _select_unmoving(self._watched, still_s, pause)
-            if all(each in stood for each in self._watched if _is_package(each)):
-                names = ", ".join(each.zone.domain for each in stood)
-                raise MeterError(f"rapl: no package counter moves ({names} stood still for {still_s:g} s)")
-        except (OSError, ValueError) as error:
-            _close(zones)
-            raise MeterError(f"rapl: {error}") from None
-        except MeterError:
-            _close(zones)
-            raise
-        notes = [*flags, *self._leave_out([each for each in stood if not _is_package(each)])]
+        """Take open zones over. ``unsplit`` is why the energy of others cannot be told, if it cannot."""
+        self._zones, self._still_s = zones, still_s
+        notes = list(flags)
         if unsplit:
             detail = f"all energy of the processors is counted, whoever used them: {unsplit}"
             notes.append(Flag(name="meter", severity="warning", detail=detail))
         self.domains: tuple[Domain, ...] = tuple(
-            _domain(each.zone, tuple(notes) if index == 0 else (), splits=not unsplit)
-            for index, each in enumerate(self._watched)
+            _domain(zone, () if index else tuple(notes), splits=not unsplit)
+            for index, zone in enumerate(zones)
         )
 
-    def _leave_out(self, still: Sequence[_WatchedZone]) -> list[Flag]:
-        """Close counters that stand still: a broken memory counter does not disqualify its package."""
-        for each in still:
-            self._watched.remove(each)
-            each.zone.close()
-        return [
-            Flag(
-                name="meter",
-                severity="warning",
-                detail=f"the counter of {each.zone.domain} stands still; it is not in the energy",
-            )
-            for each in still
-        ]
-
     def read(self) -> list[float | str]:
-        return [each.read(self._still_s) for each in self._watched]
+        return [zone.read(self._still_s) for zone in self._zones]
 
     def close(self) -> None:
-        _close([each.zone for each in self._watched])
+        _close(self._zones)
 
 
-def _is_package(each: _WatchedZone) -> bool:
-    return each.zone.domain.startswith("cpu:")
+def _select_moving(
+    zones: Sequence[Zone], flags: list[Flag], still_s: float, pause: Callable[[float], None]
+) -> list[Zone]:
+    """Leave out memory whose counter stands still, with a flag; a package gives a reason when it is read.
 
-
-def _select_unmoving(
-    watched: Sequence[_WatchedZone], still_s: float, pause: Callable[[float], None]
-) -> list[_WatchedZone]:
-    """Return the counters that did not move within ``still_s``."""
-    waiting = list(watched)
+    Raises:
+        MeterError: If no counter of a package moves.
+    """
     for _ in range(round(RAPL_STILL_S / UPDATE_PERIOD_S)):
         pause(UPDATE_PERIOD_S)
-        for each in waiting:
-            each.read(still_s)
-        waiting = [each for each in waiting if not each.moved]
-        if not waiting:
+        for zone in zones:
+            zone.read(still_s)
+        if all(zone.moved for zone in zones):
             break
-    return waiting
+    packages = [zone for zone in zones if zone.domain.startswith("cpu:")]
+    if not any(zone.moved for zone in packages):
+        names = ", ".join(zone.domain for zone in zones if not zone.moved)
+        _close(zones)
+        raise MeterError(f"rapl: no package counter moves ({names} stood still for {still_s:g} s)")
+    kept = [zone for zone in zones if zone.moved or zone in packages]
+    for zone in zones:
+        if zone not in kept:
+            zone.close()
+            detail = f"the counter of {zone.domain} stands still; it is not in the energy"
+            flags.append(Flag(name="meter", severity="warning", detail=detail))
+    return kept
 
 
 def _domain(zone: Zone, flags: tuple[Flag, ...], *, splits: bool) -> Domain:
@@ -305,8 +252,9 @@ def open_rapl(
     if not targets.cpu:
         raise MeterDoesNotApply("rapl: the test uses GPUs; other tests may use the CPU meanwhile")
     zones, flags = open_zones(powercap_root, proc)
+    zones = _select_moving(zones, flags, still_s, pause)
     unsplit = targets.unknown_processes or explain_hidden_host(proc)
-    return [RaplMeter(zones, flags, still_s=still_s, pause=pause, unsplit=unsplit)]
+    return [RaplMeter(zones, flags, still_s, unsplit)]
 
 
 SPEC = MeterSpec(name="rapl", kind="measured", open=open_rapl)
