@@ -72,15 +72,10 @@ class MeterReader:
     def read(self, put_off_to_ns: int = 0) -> None:
         """Read once. The reading may have been due before ``put_off_to_ns``, but was put off until then."""
         begin_ns = self.pending_since_ns = self._clock()
-        values: Sequence[object]
-        try:
-            values = self.meter.read()
-        except Exception as error:
-            # A meter may come from a third party: a fault in one must not stop the others.
-            values = [f"{self.meter.name}: {type(error).__name__}: {error}"] * len(self.series)
+        values = self._values()
         self.pending_since_ns, end_ns = None, self._clock()
         due_ns = max(self.due_ns or begin_ns, put_off_to_ns)
-        for series, value in zip(self.series, self._validate(values), strict=True):
+        for series, value in zip(self.series, values, strict=True):
             # Either the thread was not scheduled, or the driver took that long.
             if end_ns - due_ns > LATE_NS:
                 self._note_late(series, due_ns, end_ns)
@@ -98,19 +93,18 @@ class MeterReader:
             reason = f"the power of {series.domain.name} was not read for {(end_ns - due_ns) / 1e6:.0f} ms"
             series.add_outage(due_ns, end_ns, f"{self.meter.name}: {reason}")
 
-    def _validate(self, values: Sequence[object]) -> list[float | str]:
-        if not isinstance(values, Sequence) or len(values) != len(self.series):
-            count = len(values) if isinstance(values, Sequence) else repr(values)
-            reason = f"{self.meter.name}: it read {count} values for {len(self.series)} domains"
-            return [reason] * len(self.series)
-        return [self._validate_value(value) for value in values]
-
-    def _validate_value(self, value: object) -> float | str:
-        if isinstance(value, str):
-            return value
-        if isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-        return f"{self.meter.name}: it read {value!r}, which is not a number of joules"
+    def _values(self) -> list[float | str]:
+        """Read the meter, which may come from a third party: a fault in one must not stop the others."""
+        count, wrong = len(self.series), ""
+        try:
+            values = [each if isinstance(each, str) else float(each) for each in self.meter.read()]
+            if len(values) != count:
+                wrong = f"it read {len(values)} values for {count} domains"
+            elif odd := [each for each in values if isinstance(each, float) and not math.isfinite(each)]:
+                wrong = f"it read {odd[0]}, which is not a number of joules"
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
+        return [f"{self.meter.name}: {wrong}"] * count if wrong else values
 
 
 class Reader:

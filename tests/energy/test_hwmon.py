@@ -86,10 +86,7 @@ def test_intervals_that_the_chip_does_not_report_are_flagged(tmp_path: Path) -> 
     meter = opened(tmp_path, "amdgpu@2%")
     (domain,) = meter.domains
     meter.close()
-    assert [(flag.name, flag.severity) for flag in domain.flags] == [
-        ("meter", "warning"),
-        ("meter", "note"),
-    ]
+    assert [(flag.name, flag.severity) for flag in domain.flags] == [("meter", "warning")]
 
 
 def test_instantaneous_power_is_preferred_to_the_average(tmp_path: Path) -> None:
@@ -135,7 +132,7 @@ def test_an_invalid_sensor_is_refused_and_its_file_closed(tmp_path: Path) -> Non
     path = chip(tmp_path, "hwmon0", "ina", power1_input="many")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input reads 'many', which is not a power in µW from 0 to 20000000000"
+        f"hwmon: {path}/power1_input reads 'many', which is not a power in µW up to 20000 W"
     )
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
@@ -148,7 +145,7 @@ NO_POWER = ("-1", "-5000000", "20000000001", str(2**64 - 1), "9" * 40, "nan", "1
 def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "ina", power1_input=content)
     assert refusal(tmp_path, "ina") == (
-        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is not a power in µW from 0 to 20000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is not a power in µW up to 20000 W"
     )
 
 
@@ -163,7 +160,7 @@ def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
     assert meter.read() == [0.0]
     (path / "power1_input").write_text(f"{content}\n")
     assert meter.read() == [
-        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is not a power in µW from 0 to 20000000000"
+        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is not a power in µW up to 20000 W"
     ]
     (path / "power1_input").write_text("20000000\n")
     (energy_j,) = meter.read()
@@ -172,15 +169,15 @@ def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
     assert 0 < energy_j <= 20 * (time.monotonic() - start_s)
 
 
-@pytest.mark.parametrize("content", ["-1", str(2**64), "lots"])
+@pytest.mark.parametrize("content", ["-1", "lots"])
 def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
     assert refusal(tmp_path, "amd_energy") == (
-        f"hwmon: {path}/energy1_input reads {content!r}, which is not an energy in µJ from 0 up"
+        f"hwmon: {path}/energy1_input reads {content!r}, which is not an energy in µJ"
     )
 
 
-@pytest.mark.parametrize("content", [0, "fast", "-250", "600001", ""])
+@pytest.mark.parametrize("content", [0, "fast", "-250", ""])
 def test_an_impossible_interval_counts_as_unknown(tmp_path: Path, content: str | int) -> None:
     chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=content)
     meter = opened(tmp_path, "ina238@1%")
@@ -224,7 +221,7 @@ def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
     meter = opened(tmp_path, "amd_energy")
     (path / "energy1_input").write_text("")
-    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is not an energy in µJ from 0 up"]
+    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is not an energy in µJ"]
     meter.close()
 
 

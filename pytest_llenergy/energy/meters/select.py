@@ -144,7 +144,7 @@ def open_meters(
             continue
         try:
             argument = (name.partition(":")[2],) if spec.takes_argument else ()
-            meters += _checked(spec.open(targets, *argument))
+            meters += spec.open(targets, *argument)
         except MeterDoesNotApply as error:
             inapplicable.append(str(error))
         except MeterError as error:
@@ -159,27 +159,6 @@ def open_meters(
     details = "; ".join([*reasons, *inapplicable]) or "none was tried"
     required = " that measures (--energy-require=measured)" if require_measured else ""
     raise MeterError(f"no meter{required} for {_describe(targets)}: {details}")
-
-
-def _checked(meters: Sequence[Meter]) -> Sequence[Meter]:
-    """Return meters whose domains do not contradict themselves; otherwise close them.
-
-    Raises:
-        MeterError: A counter ticks more rarely than it may according to the age of its readings. Joules of
-            phases would be wrong by up to a tick, with an uncertainty that does not show it.
-    """
-    for meter in meters:
-        for domain in meter.domains:
-            period_s, age_s = domain.update_period_s or 0.0, domain.max_age_s
-            if age_s is not None and age_s < period_s and not domain.rests:
-                for each in meters:
-                    each.close()
-                raise MeterError(
-                    f"{meter.name}: {domain.name} has max_age_s {age_s:g} and update_period_s {period_s:g}, "
-                    f"but readings of a counter that ticks every {period_s:g} s may be as old: "
-                    "leave max_age_s out if it stands still between ticks, and update_period_s if it does not"
-                )
-    return meters
 
 
 def _spec(name: str, specs: Mapping[str, MeterSpec]) -> MeterSpec:
@@ -220,7 +199,7 @@ def list_meters(targets: Targets) -> Iterator[MeterFacts]:
 def _open_meter(name: str, meter: MeterSpec, targets: Targets) -> Iterator[MeterFacts]:
     target = targets.gpus[0] if targets.gpus else "cpu"
     try:
-        found = _checked(meter.open(targets))
+        found = meter.open(targets)
     except MeterDoesNotApply:
         return
     except MeterError as error:
