@@ -53,11 +53,12 @@ CONTINUOUS_S = 0.05
 
 
 class TickPoint(NamedTuple):
-    """A tick that was observed closely: its number, moment and weight in the fit."""
+    """A tick: its number, moment and weight in the fit, and whether it was observed closely."""
 
     number: int
     time_ns: float
     weight: float
+    close: bool = True
 
 
 class Timetable:
@@ -76,6 +77,7 @@ class Timetable:
         self._points: deque[TickPoint] = deque(maxlen=FITTED_TICKS)
         self._ticks_used = 0
         self._index = 0
+        self._due_ns = 0
         # The latest tick, narrowed, if it may have come before the first reading near it.
         self._early: Tick | None = None
         self._period_ns: float | None = None
@@ -112,6 +114,10 @@ class Timetable:
     def next_ns(self, now_ns: int) -> int:
         """Return when to read next, given that one reading has just been made (monotonic nanoseconds)."""
         self._update()
+        self._due_ns = self._find_next_ns(now_ns)
+        return self._due_ns
+
+    def _find_next_ns(self, now_ns: int) -> int:
         if not self._points or not (self._fitted or self._nominal):
             # Without a nominal period, read evenly to find the first ticks.
             return now_ns + self._poll_ns
@@ -187,8 +193,10 @@ class Timetable:
         if away_ns > MAX_DEVIATION_MARGINS * reach_ns:
             self._restart(tick)
             return tick
-        if close:
-            self._fit(moment_ns, min(gap_ns, self._margin_ns))
+        # Readings that were put off say little.
+        in_time = gap_ns <= period_ns / 2 or tick.latest_ns < self._due_ns + STEP_S * 1e9
+        if close or away_ns > (0 if in_time else reach_ns):
+            self._fit(moment_ns, min(gap_ns, self._margin_ns), close=close)
         if close or self.learning:
             return tick
         return _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
@@ -198,10 +206,10 @@ class Timetable:
         self._margin_ns = 0.0
         self._fit(tick.time_ns, tick.latest_ns - tick.earliest_ns)
 
-    def _fit(self, moment_ns: float, gap_ns: float) -> None:
+    def _fit(self, moment_ns: float, gap_ns: float, *, close: bool = True) -> None:
         """Fit the line to one more tick. Ticks are weighted by how closely they were observed."""
         points = self._points
-        points.append(TickPoint(self._index, moment_ns, 1 / (gap_ns**2 + (STEP_S * 1e9) ** 2)))
+        points.append(TickPoint(self._index, moment_ns, 1 / (gap_ns**2 + (STEP_S * 1e9) ** 2), close))
         total = sum(p.weight for p in points)
         origin_ns = points[0].time_ns
         self._mean_index = sum(p.weight * p.number for p in points) / total
@@ -211,10 +219,13 @@ class Timetable:
             offsets = [(p.weight, p.number - self._mean_index, p.time_ns - self._mean_ns) for p in points]
             products = sum(weight * x * y for weight, x, y in offsets)
             self._period_ns = products / sum(weight * x * x for weight, x, _ in offsets)
+        # A tick that was placed near its prediction does not show how far ticks come from theirs.
+        exact = [p for p in points if p.close]
         margin_ns = self._margin_ns or min(1 / math.sqrt(p.weight) for p in points)
-        if (n := len(points)) > 3:
-            squares = sum(p.weight * (p.time_ns - self._predict(p.number)) ** 2 for p in points) / total
-            margin_ns = MARGIN * math.sqrt(squares * n / (n - 2))
+        if len(exact) > 3:
+            squares = sum(p.weight * (p.time_ns - self._predict(p.number)) ** 2 for p in exact)
+            squares /= sum(p.weight for p in exact)
+            margin_ns = MARGIN * math.sqrt(squares * len(exact) / (len(exact) - 2))
         self._margin_ns = min(max(margin_ns, SHORTEST_MARGIN_S * 1e9), MAX_MARGIN_SHARE * self.period_ns)
 
     def _predict(self, index: int) -> float:

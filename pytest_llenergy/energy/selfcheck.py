@@ -23,7 +23,6 @@ from pytest_llenergy import __version__, real_time
 from pytest_llenergy.energy.power_readings import ENOUGH_CHANGES
 from pytest_llenergy.energy.timeouts import (
     CHECK_POLL_S,
-    EVALUATE_EVERY_S,
     LONGEST_CHECK_S,
     SHORTEST_CHECK_S,
     STANDSTILL_S,
@@ -35,9 +34,8 @@ from pytest_llenergy.record.files import replace_file
 #: The largest difference from integrated power that the gains of two sensors explain (nvml.GAIN_LIMIT).
 DISAGREEMENT = 0.05
 
-#: Regular ticks after which the check may end before ``LONGEST_CHECK_S``, and the largest ``ratio_margin``.
+#: Ticks after which the check may end before ``LONGEST_CHECK_S``.
 ENOUGH_TICKS = 10
-SMALL_MARGIN = 0.02
 
 #: A counter that moves between at least this share of its readings moves all the time.
 CONTINUOUS = 0.95
@@ -214,44 +212,21 @@ def _joules(energy_j: float) -> str:
     return f"{energy_j:.0f} J" if energy_j >= 10 else f"{energy_j:.3g} J"
 
 
-def check_counters(
-    polls: Mapping[str, Poll], power_age_s: Mapping[str, float], longest_s: float = LONGEST_CHECK_S
-) -> dict[str, CheckResult]:
-    """Poll boards together and evaluate their readings. Takes one to ``longest_s`` seconds."""
-    results: dict[str, CheckResult] = {}
+def check_counters(polls: Mapping[str, Poll], power_age_s: Mapping[str, float]) -> dict[str, CheckResult]:
+    """Poll boards together, until each has ticked ``ENOUGH_TICKS`` times, and evaluate their readings."""
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
-    begin_s = evaluated_s = real_time.monotonic()
-    while len(results) < len(polls):
-        for name in polls.keys() - results.keys():
-            readings[name].append(_poll(polls[name]))
-        now_s = real_time.monotonic()
-        if now_s - begin_s < SHORTEST_CHECK_S or now_s - evaluated_s < EVALUATE_EVERY_S:
-            real_time.sleep(CHECK_POLL_S)
-            continue
-        evaluated_s = now_s
-        for name in polls.keys() - results.keys():
-            result = evaluate_readings(readings[name], power_age_s[name])
-            if now_s - begin_s > longest_s or is_settled(result):
-                results[name] = result
-    return results
-
-
-def _poll(poll: Poll) -> Reading:
-    begin_ns = real_time.monotonic_ns()
-    energy_j, watts = poll()
-    return Reading(begin_ns, real_time.monotonic_ns(), energy_j, watts)
-
-
-def is_settled(result: CheckResult) -> bool:
-    """Return whether more readings would not change the result."""
-    if result.duration_s < SHORTEST_CHECK_S:
-        return False
-    if result.still_s is None or result.still_s >= STANDSTILL_S:
-        return True
-    if result.period_s is None or result.jitter_s is None:
-        return False
-    steady = result.jitter_s <= result.period_s / 10 + 2 * CHECK_POLL_S
-    return result.ticks >= ENOUGH_TICKS and steady and (result.ratio_margin or 0.0) <= SMALL_MARGIN
+    ticks, begin_s, elapsed_s = dict.fromkeys(polls, -1), real_time.monotonic(), 0.0
+    while elapsed_s < SHORTEST_CHECK_S or (
+        elapsed_s < LONGEST_CHECK_S and min(ticks.values()) < ENOUGH_TICKS
+    ):
+        for name, poll in polls.items():
+            begin_ns = real_time.monotonic_ns()
+            values = poll()
+            ticks[name] += not readings[name] or values[0] != readings[name][-1].energy_j
+            readings[name].append(Reading(begin_ns, real_time.monotonic_ns(), *values))
+        real_time.sleep(CHECK_POLL_S)
+        elapsed_s = real_time.monotonic() - begin_s
+    return {name: evaluate_readings(readings[name], power_age_s[name]) for name in polls}
 
 
 class CheckedBoard(StoredStruct, frozen=True):

@@ -24,9 +24,8 @@ TICK_POLL_S = 0.002
 STANDSTILL_S = 1.0
 #: The check takes at least and at most this long: ten ticks of a counter with a period of 0.1 s or 0.25 s.
 SHORTEST_CHECK_S, LONGEST_CHECK_S = 1.0, 2.5
-#: How often to read the boards during the check, which bounds the error of a tick's time; and how often to
-#: evaluate the readings, which takes longer than a reading and would leave gaps.
-CHECK_POLL_S, EVALUATE_EVERY_S = 0.002, 0.1
+#: How often to read the boards during the check, which bounds the error of a tick's time.
+CHECK_POLL_S = 0.002
 
 # Meters that check their counters when they open
 
