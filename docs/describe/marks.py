@@ -12,8 +12,7 @@ from .text import capital, code, help_text, lines_of, page, table, typed
 
 #: Further reading for each mark.
 SEE = {
-    "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases), "
-    "[roles](../serving.md#prefill-and-decode-on-different-devices)",
+    "gpus": "[which GPUs](../devices.md#which-gpus), [leases](../devices.md#leases)",
     "gpu_settings": "[power limits and clocks](../devices.md#power-limits-and-clocks)",
     "parallel": "[several GPUs](../several-gpus.md)",
     "energy_options": "[settings of one test](../writing-tests.md#settings-of-one-test), "

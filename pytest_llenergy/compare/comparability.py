@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 #: Fields that the facts are made of: records that are equal in these have no differences.
 DEVICES_OF = attrgetter("devices", "boards", "meters", "gpu_settings")
 WORK_OF = attrgetter(
-    *("id", "params", "backend", "parallel", "devices", "device_roles", "fallback", "launch"),
+    *("id", "params", "backend", "parallel", "devices", "fallback", "launch"),
     *("start_method", "ranks"),
 )
 
@@ -207,8 +207,6 @@ def workload_facts(record: Record) -> dict[str, str]:
     degrees = record.parallel
     facts["parallel"] = ", ".join(f"{name} {getattr(degrees, name)}" for name in degrees.__struct_fields__)
     facts["devices"] = str(len(record.devices))
-    if record.device_roles:
-        facts["device_roles"] = ", ".join(f"{role} {each}" for role, each in record.device_roles.items())
     facts |= {name: str(getattr(record, name)) for name in ("fallback", "launch", "start_method")}
     facts["ranks"] = str(len(record.ranks))
     facts["threads"] = ", ".join(sorted({str(rank.threads) for rank in record.ranks})) or "None"

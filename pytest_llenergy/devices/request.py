@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pytest_llenergy.errors import PlanError
 
@@ -31,7 +30,6 @@ class GpuRequest:
         mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
         per_host: How many of them each host has; ``None`` leaves that to the cluster.
         tensor_across_hosts: Whether the shards of one layer may be on several hosts.
-        roles: Positions in the lease of the GPUs that a server prefills and decodes on; empty without roles.
         isolate: Whether a plain test runs in a process of its own; ``None`` if it gets GPUs.
 
     Raises:
@@ -45,7 +43,6 @@ class GpuRequest:
     mig: str | None = None
     per_host: int | None = None
     tensor_across_hosts: bool = False
-    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
     isolate: bool | None = None
 
     def __post_init__(self) -> None:
@@ -67,11 +64,6 @@ class GpuRequest:
             raise PlanError(
                 f"per_host={self.per_host} does not divide n={self.n}: all hosts get equal shares"
             )
-        if self.roles and not _are_roles(self.roles, self.n):
-            raise PlanError(
-                f"roles is {self.roles!r}, needs for prefill and decode lists of positions below n={self.n}, "
-                'each used once, such as {"prefill": [0], "decode": [1]}'
-            )
 
     def __str__(self) -> str:
         """Return the request as its mark is written."""
@@ -82,15 +74,6 @@ class GpuRequest:
 
 def _is_count(value: object) -> bool:
     return type(value) is int and value >= 1
-
-
-def _are_roles(roles: object, n: int) -> bool:
-    if not isinstance(roles, Mapping) or set(roles) != {"prefill", "decode"}:
-        return False
-    if not all(isinstance(each, list | tuple) and each for each in roles.values()):
-        return False
-    named = [position for each in roles.values() for position in each]
-    return all(type(each) is int and 0 <= each < n for each in named) and len(set(named)) == len(named)
 
 
 def parse_memory(text: object) -> tuple[int, str]:

@@ -212,7 +212,7 @@ class GangKeeper:
         self._release(held)
         # Of each host, without what concerns only all of them.
         share = replace(
-            request, n=held.shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False, roles={}
+            request, n=held.shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False
         )
         found: dict[str, LeaseAnswer] = {}
         hosts = held.hosts

@@ -60,7 +60,6 @@ class Draft:
     host_exclusive: bool = False
     lease_intact: Callable[[], bool] = bool
     settings: Sequence[BoardSettings] = ()
-    device_roles: dict[str, list[int]] = field(default_factory=dict)
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None
     #: What ``energy`` had measured when it raised. Its rounds are recorded unless the record counts.

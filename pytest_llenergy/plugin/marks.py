@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,22 +25,20 @@ def gpus(
     fallback: str | None = None,
     per_host: int | None = None,
     tensor_across_hosts: bool = False,
-    roles: Mapping[str, Sequence[int]] | None = None,
     isolate: bool | None = None,
 ) -> GpuRequest:
     """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None, per_host=None, \
-tensor_across_hosts=False, roles=None, isolate=None): lease n GPUs for the test, which is skipped with the \
+tensor_across_hosts=False, isolate=None): lease n GPUs for the test, which is skipped with the \
 reason if there are fewer. name is part of the product name, memory the least total memory of each GPU such \
 as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; fallback="cpu" runs n CPU ranks \
 instead, which the record states. A test on GPUs without energy and ranks runs in a process of its own that \
 sees these GPUs; isolate=False runs it in pytest's process, and isolate=True in its own also after the \
 fallback. With --energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal \
 shares on as few hosts as have them; tensor_across_hosts=True lets the shards of one layer be on several \
-hosts. roles={"prefill": [0, 1], "decode": [2, 3]} says which GPUs, as positions in the lease from 0, the \
-prefill and the decode workers of a server use; the record then has the energy of each role."""
+hosts."""
     from pytest_llenergy.devices.request import GpuRequest
 
-    return GpuRequest(n, name, fallback, memory, mig, per_host, tensor_across_hosts, roles or {}, isolate)
+    return GpuRequest(n, name, fallback, memory, mig, per_host, tensor_across_hosts, isolate)
 
 
 def gpu_settings(

@@ -93,7 +93,6 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
         devices=list(draft.lease.devices) if draft.lease else [],
         boards=list(draft.lease.boards) if draft.lease else [],
         gpu_settings=list(draft.settings),
-        device_roles=draft.device_roles,
         fallback=draft.fallback,
         load_average=experiment.load_average if experiment else None,
         procedure=experiment.procedure if experiment else None,

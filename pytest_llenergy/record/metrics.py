@@ -337,15 +337,9 @@ ROUND_METRICS: dict[str, RoundMetric] = {
     ),
 }
 
-#: Every metric that has one value for all rounds; ``measure.roles`` computes those of roles.
+#: Every metric that has one value for all rounds.
 METRICS_WITHOUT_ROUNDS: dict[str, SingleMetric] = {
     "peak_memory_bytes": SingleMetric("B", "peak MiB"),
-    "prefill_workers_energy_j": SingleMetric("J", "prefill workers ± u"),
-    "prefill_workers_energy_per_input_token_j": SingleMetric(
-        "J/token", "prefill workers per input token ± u"
-    ),
-    "decode_workers_energy_j": SingleMetric("J", "decode workers ± u"),
-    "decode_workers_energy_per_output_token_j": SingleMetric("J/token", "decode workers per token ± u"),
 }
 
 #: All built-in metrics, in the order of columns.

@@ -432,7 +432,6 @@ class Record(StoredStruct, frozen=True):
         attempt: Counts reruns, from 1.
         lease_wait_s: Time that the test waited for its devices, before measuring.
         boards: Each leased GPU or MIG instance, in the order of ``devices``, before ``gpu_settings``.
-        device_roles: Positions in ``devices`` by role, of servers whose roles have devices of their own.
         rank_peak_memory_bytes: Highest use of each rank in any round, in the order of ``ranks``.
         load_curve: Loads at several rates; ``rounds`` and ``metrics`` are those of one of them.
         comparisons: Verdicts against a baseline.
@@ -464,7 +463,6 @@ class Record(StoredStruct, frozen=True):
     devices: list[str] = []
     boards: list[Board] = []
     gpu_settings: list[BoardSettings] = []
-    device_roles: dict[str, list[int]] = {}
     fallback: str | None = None
     load_average: float | None = None
     procedure: Procedure | None = None

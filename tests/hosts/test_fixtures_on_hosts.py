@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import pytest
 
 from .two_hosts import WORK, TwoHosts
@@ -22,10 +19,10 @@ def test_fixtures(gpus, workers):
     found = workers.run(where)
     assert [each[1:] for each in found] == [(uuid, str(n % 2)) for n, uuid in enumerate(gpus.uuids)]
 
-@pytest.mark.gpus(4, per_host=2, roles={"prefill": [0, 1], "decode": [2, 3]})
+@pytest.mark.gpus(4, per_host=2)
 @pytest.mark.energy_options(rounds=3, iterations=1, warmup=0)
 @pytest.mark.energy_gate(budget="1 MJ")
-def test_roles(workers, energy):
+def test_call(workers, energy):
     run = energy(workers.call(where, 0.2))
     energy.extra_info["note"] = "kept"
     energy.metric("answers", 4, better="more")
@@ -70,44 +67,6 @@ def test_a_host_with_too_few_gpus_makes_the_whole_test_fall_back(two_hosts: TwoH
     output = two_hosts.run(FALLBACK)
     assert "1 passed, 1 skipped" in output, output
     assert "n2: gpus(2): " in output, output
-
-
-ROLES = (
-    WORK
-    + """
-@pytest.mark.gpus(4, per_host=2, roles={"prefill": [0, 3], "decode": [1, 2]})
-def test_roles(workers, energy):
-    energy(workers.call(where, 0.3))
-"""
-)
-
-
-@pytest.mark.slow
-def test_roles_have_the_joules_of_their_boards_on_all_hosts(two_hosts: TwoHosts) -> None:
-    """Each role has a board on each host."""
-    for host, powers_w in zip(two_hosts.hosts, ((90.0, 240.0), (410.0, 55.0)), strict=True):
-        for index, power_w in enumerate(powers_w):
-            host.world.set_power(index, power_w, time.monotonic_ns() + host.shift_ns)
-    output = two_hosts.run(ROLES, "--energy-rounds=4", "--energy-warmup=0")
-    assert "1 passed" in output, output
-    (record,) = two_hosts.report.records
-    boards = [(host, index) for host in two_hosts.hosts for index in (0, 1)]
-    for role, positions in (("prefill", (0, 3)), ("decode", (1, 2))):
-        truths_j = []
-        for round_ in record.rounds:
-            true_j = 0.0
-            for host, index in (boards[position] for position in positions):
-                part = round_.by_domain[f"{host.name}/gpu:GPU-{host.name}-{index}"]
-                board_j = host.true_j(index, round_.start_s, round_.duration_s)
-                assert part.energy_j is not None, part.reason
-                assert part.energy_u_j is not None
-                assert abs(part.energy_j - board_j) <= 3 * part.energy_u_j
-                true_j += board_j
-            truths_j.append(true_j / round_.iterations)
-        metric = record.metrics[f"{role}_workers_energy_j"]
-        assert metric.value is not None, metric.reason
-        assert metric.uncertainty is not None
-        assert abs(metric.value - statistics.median(truths_j)) <= 3 * metric.uncertainty
 
 
 WINDOWS = (
