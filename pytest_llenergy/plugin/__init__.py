@@ -112,7 +112,7 @@ def check_settings(config: pytest.Config) -> None:
         register_benchmarks(config)
     if is_worker(config):
         return
-    if settings.keeps_something:
+    if settings.keeps_something and not config.option.collectonly:
         from pytest_llenergy.plugin.checks import check_files, check_launcher
 
         check_launcher(config.stash[ENVIRONMENT])

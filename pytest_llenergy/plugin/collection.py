@@ -29,7 +29,7 @@ from pytest_llenergy.plugin.stash import (
     uses_energy,
     uses_fixture,
 )
-from pytest_llenergy.plugin.xdist import BOARDS, worker_input_of
+from pytest_llenergy.plugin.xdist import BOARDS, WRONG, worker_input_of
 from pytest_llenergy.ranks.plan import explain_degree_mismatch
 
 #: Name of our plugin object that measures the tests of pytest-benchmark.
@@ -116,6 +116,8 @@ def check_collected_tests(session: pytest.Session) -> None:
     for place, wrong in errors:
         report = pytest.CollectReport(place, "failed", f"{place}: {wrong}", [])
         session.config.hook.pytest_collectreport(report=report)
+    if errors and not session.config.getoption("continue_on_collection_errors"):
+        worker_input_of(session.config).send(WRONG, len(errors))
     if is_worker(session.config) and any(n > 1 for n in boards_of.values()):
         worker_input_of(session.config).send(BOARDS, boards_of)
 

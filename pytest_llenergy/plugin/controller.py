@@ -11,7 +11,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -163,6 +162,8 @@ class Controller:
         builder = self._builder
         if builder is None:
             return
+        from pytest_llenergy.record.entry_points import locate_error
+
         ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         all_ran = self._selected is not None and self._selected <= self._ended
         complete = ended and all_ran and not self._uncollected
@@ -172,14 +173,15 @@ class Controller:
         try:
             builder.describe_run()
             report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
-            if builder.paths:
-                self._config.hook.pytest_llenergy_report(config=self._config, report=report)
+            try:
+                if builder.paths:
+                    self._config.hook.pytest_llenergy_report(config=self._config, report=report)
+            except Exception as error:  # code of the user, which must not cost the report
+                builder.problems.append(f"a hook pytest_llenergy_report raised {locate_error(error)}")
+                succeeded = False
         except KeyboardInterrupt:
             exitstatus = self._note_interrupt(session, "it may lack commit, machine, and what hooks do")
             report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
-        except Exception as error:  # code of the user, which must not cost the report
-            builder.problems.append(f"a hook pytest_llenergy_report raised {_locate_error(error)}")
-            succeeded = False
         if builder.paths:
             with hold_interrupts():
                 succeeded = self._write_report(report, builder) and succeeded
@@ -220,6 +222,7 @@ class Controller:
 
     def _write_page(self, report: Report, path: Path, builder: ReportBuilder) -> bool:
         """Write the HTML page. On failure add a problem and return False."""
+        from pytest_llenergy.record.entry_points import locate_error
         from pytest_llenergy.record.files import replace_file
         from pytest_llenergy.report.html.page import render_report
 
@@ -229,7 +232,7 @@ class Controller:
             builder.problems.append(str(error))
             return False
         except Exception as error:  # must cost neither the step summary nor the table of the terminal
-            why = f"rendering it raised {_locate_error(error)}"
+            why = f"rendering it raised {locate_error(error)}"
             builder.problems.append(f"{relative_path(path)} was not written: {why}")
             return False
         self._written.append(f"energy page: {relative_path(path)}")
@@ -330,14 +333,6 @@ def _describe_left_journals(path: Path) -> list[str]:
         f"journal of a killed or running run: {relative_path(journal)} (llenergy merge)"
         for journal in find_journals(path)
     ]
-
-
-def _locate_error(error: Exception) -> str:
-    """Return an error on one line, with the place that raised it."""
-    from pytest_llenergy.record.entry_points import describe_error
-
-    *_, place = extract_tb(error.__traceback__)
-    return f"{describe_error(error)} ({relative_path(Path(place.filename))}:{place.lineno})"
 
 
 def _print_line(terminalreporter: Any, line: str, **markup: bool) -> None:

@@ -23,6 +23,7 @@ from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.xdist import BEGIN, RECORD, record_id, worker_input_of
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.custom_metrics import ACCURACY
+from pytest_llenergy.record.entry_points import locate_error
 from pytest_llenergy.record.record import (
     Flag,
     MeterInfo,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Longest reason of a record (characters): the text of an assertion may have megabytes.
 MAX_REASON_LENGTH = 1000
+
+RECORD_HOOK = "the hook pytest_llenergy_record"
 
 #: Prefix of the properties that JUnit XML shows.
 PROPERTY = "llenergy."
@@ -242,7 +245,11 @@ def deliver_record(item: pytest.Item, report: pytest.TestReport, *, with_hook: b
         return
     record = build_record(item, *_status(draft, report))
     if with_hook:
-        record = item.ihook.pytest_llenergy_record(item=item, record=record) or record
+        try:
+            record = item.ihook.pytest_llenergy_record(item=item, record=record) or record
+        except Exception as error:  # code of the user, which must not cost the other tests
+            report.outcome, report.longrepr = "failed", f"{RECORD_HOOK} raised {locate_error(error)}"
+            record = build_record(item, *_status(draft, report))
     hosts = escape_surrogates(msgspec.to_builtins(draft.gang.environments)) if draft.gang is not None else {}
     # Other plugins, such as pytest-reportlog, find it there.
     built = report.__dict__["llenergy"] = to_primitives(record)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 #: This plugin's key in ``workerinput``.
 KEY = "llenergy"
 
-#: Kinds of messages from a worker: why it got no GPUs, how many GPUs each test leases, which files
-#: were skipped at collection, which test begins, and a record.
-FAILURE, BOARDS, SKIPPED, BEGIN, RECORD = "failure", "boards", "skipped", "begin", "record"
+#: Kinds of messages from a worker: why it got no GPUs, how many marks are wrong, how many GPUs each test
+#: leases, which files were skipped at collection, which test begins, and a record.
+FAILURE, WRONG, BOARDS, SKIPPED, BEGIN, RECORD = "failure", "wrong", "boards", "skipped", "begin", "record"
 
 #: Overrides the number of workers of ``-n auto``.
 AUTO_WORKERS_VARIABLE = "PYTEST_XDIST_AUTO_NUM_WORKERS"
@@ -150,6 +150,7 @@ class WorkerTracker:
         self._config = config
         self._grouped = config.getoption("dist", "no") == "loadgroup"
         self._failures: dict[str, str] = {}
+        self._wrong = 0
         self._boards_of: dict[str, int] = {}
         self._attempts: dict[tuple[str, str], int] = {}
         #: Records that the controller has not kept yet.
@@ -192,6 +193,10 @@ class WorkerTracker:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         if node.gateway.id in self._failures:
             raise pytest.UsageError(self._failures[node.gateway.id])
+        if self._wrong:
+            # As without workers, before anything is measured.
+            errors = f"{self._wrong} error{'s' if self._wrong > 1 else ''}"
+            raise pytest.Session.Interrupted(f"{errors} during collection")
 
     def crashed_test(self, worker: str, node_id: str) -> tuple[str, int] | None:
         """Return record id and attempt of the test in which a worker died; None if it measures nothing."""
@@ -202,6 +207,8 @@ class WorkerTracker:
         kind, content = message
         if kind == FAILURE:
             self._failures[worker] = content
+        elif kind == WRONG:
+            self._wrong = content
         elif kind == BOARDS:
             self._boards_of.update(content)
         elif kind == SKIPPED:

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from traceback import extract_tb
 from typing import Generic, TypeVar
+
+from pytest_llenergy.record.text import relative_path
 
 Plugin = TypeVar("Plugin")
 
@@ -47,6 +51,12 @@ def describe_error(error: Exception) -> str:
     """Return the class of an error and the first line of its message."""
     message = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}{': ' if message else ''}{message}"
+
+
+def locate_error(error: Exception) -> str:
+    """Return an error on one line, with the place that raised it."""
+    *_, place = extract_tb(error.__traceback__)
+    return f"{describe_error(error)} ({relative_path(Path(place.filename))}:{place.lineno})"
 
 
 def _load(point: EntryPoint, kind: type[Plugin]) -> tuple[Plugin | None, str]:

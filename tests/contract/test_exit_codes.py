@@ -73,6 +73,22 @@ def test_a_report_of_nothing_is_not_written(project: Project) -> None:
     assert "no test was measured" in ended.text
 
 
+def test_collecting_makes_no_folder(plain: Project) -> None:
+    ended = plain.pytest("--collect-only", "--energy-report=new/energy.json")
+    assert ended.ret == 0
+    assert not plain.exists("new")
+
+
+def test_a_wrong_mark_stops_the_run_under_xdist_too(plain: Project) -> None:
+    pytest.importorskip("xdist")
+    plain.write("test_bad.py", "import pytest\n@pytest.mark.gpus('x')\ndef test_bad(gpus): pass\n")
+    for workers in ((), ("-p", "xdist", "-n2")):
+        ended = plain.pytest(*workers)
+        assert ended.ret == pytest.ExitCode.INTERRUPTED, ended.text
+        assert "@pytest.mark.gpus: n is 'x'" in ended.out
+        assert "SystemExit" not in ended.out
+
+
 def test_every_command_option_and_mark_is_explained(plain: Project) -> None:
     shown = plain.pytest("--help").out
     for option in ("report", "rounds", "meter", "compare", "fail-on", "backend", "model", "gpus"):
