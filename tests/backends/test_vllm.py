@@ -196,9 +196,9 @@ class TestTwoHosts:
         assert [each.tensor for rank in group.ranks for each in rank.worker_coordinates] == [0, 1]
 
     def test_a_shard_that_dies_on_another_host_ends_the_test(self, tmp_path: Path) -> None:
-        """vLLM's own error, by the rank that waits for the shard, has the address of its host."""
+        """The rank that waits for the shard has vLLM's own error."""
         with marked() as mark:
-            with pytest.raises(WorkerError, match=r"^rank 0 of 2 on n1 .*closed by peer \[192\.0\.2\.2\]"):
+            with pytest.raises(WorkerError, match=r"^rank 0 of 2 on n1 .*Connection closed by peer"):
                 generate_over_hosts(tmp_path, kill=True)
             assert await_none(mark) == {}
 
