@@ -31,7 +31,7 @@ AGENTS_TIMEOUT_S = 60.0
 #: Time limit for Slurm's controller to answer (seconds).
 ANSWER_TIMEOUT_S = 30.0
 #: Time limit for a step to end after its agents (seconds). After it Slurm is told to kill the tasks.
-END_TIMEOUT_S = 3.0
+END_TIMEOUT_S = 2.0
 #: How much later than a message of ``srun`` the output of its tasks may arrive (seconds).
 OUTPUT_DELAY_S = 0.3
 

@@ -369,20 +369,3 @@ gang.close()
     assert list(reasons) == lost
     assert reasons["n2"].startswith(reason)
     assert len(answers) == len(NODES) - len(lost)
-
-
-@pytest.mark.slow
-def test_several_pytest_processes_of_a_step(slurm_cluster: Slurm, quick: pytest.Pytester) -> None:
-    quick.makepyfile("def test_it(energy): energy(sum, [1])")
-    run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--energy-report"]
-    both = slurm_cluster.run("srun", "-N2", *run, check=False, cwd=quick.path)
-    refusal = (
-        "ERROR: srun has started 2 pytest processes (SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=2), which would "
-    )
-    assert both.stderr.count(refusal) == 1
-    assert both.stderr.count("run srun -N1 -n1 pytest --energy-cluster=slurm, and ") == 2
-    assert not (quick.path / "energy.json").exists()
-    job = ["salloc", "--quiet", "-N2", "srun", "-N1", "-n1"]
-    one = slurm_cluster.run(*job, *run, "--energy-meter=ten-watts", check=False, cwd=quick.path)
-    assert one.returncode == 0, one.stdout + one.stderr
-    assert (quick.path / "energy.json").exists()
