@@ -22,7 +22,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from pytest_llenergy.errors import WorkerError
-from pytest_llenergy.hosts.agent import agent_command
 from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.record.text import one_line, shorten
 
@@ -166,6 +165,8 @@ class RayClient:
         """
         from ray.util import placement_group_table
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from pytest_llenergy.hosts.agent import agent_command
 
         # Ray ends an actor when its last handle goes.
         group, actors = self._groups[gang]

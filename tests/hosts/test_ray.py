@@ -186,6 +186,13 @@ def test_a_killed_process_leaves_nothing(cluster: RayCluster, ray_cluster: RayNo
         start(cluster, per_host=4).close()
 
 
+def wait_until_ended(pids: set[int]) -> None:
+    deadline_s = time.monotonic() + GONE_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 PROGRAM = """
 import time
 from pytest_llenergy.hosts.launchers import Shape
@@ -210,7 +217,7 @@ def test_a_pytest_that_is_killed_at_any_moment_leaves_nothing(
         for host in ray_cluster.hosts:
             host.wait_until_free(GONE_S - 2.0)
             assert host.holders() == set()
-        assert not [pid for pid in below if Path(f"/proc/{pid}").exists()], delay_s
+        wait_until_ended(below)
     start(cluster, per_host=4).close()
 
 
@@ -224,10 +231,7 @@ def test_a_killed_pytest_leaves_nothing(cluster: RayCluster, ray_cluster: RayNod
         process.kill()
         took_s = [host.wait_until_free(GONE_S) for host in ray_cluster.hosts]
         print(f"pytest: gone after {max(took_s):.3f} s")
-    deadline_s = time.monotonic() + GONE_S
-    while any(Path(f"/proc/{pid}").exists() for pid in below):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until_ended(below)
     # Ray frees the GPUs of a driver that has gone.
     start(cluster, per_host=4).close()
 
@@ -261,7 +265,7 @@ def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cl
     own = os.getpriority(os.PRIO_PROCESS, 0)
     line = r"^(nodec|[\d.]+): niceness \d+, pytest's is \d+: start Ray there with RAY_worker_niceness=0$"
     with third_host(ray_cluster, *unprivileged, RAY_worker_niceness="15") as host:
-        with pytest.raises(WorkerError, match=line) if own < 15 else nullcontext():
+        with pytest.raises(WorkerError, match=line) if own < 19 else nullcontext():
             start(cluster, hosts=1, per_host=6).close()
         host.wait_until_free(GONE_S)
 
@@ -270,7 +274,7 @@ def test_a_host_where_ranks_would_be_nice_is_refused(cluster: RayCluster, ray_cl
 def test_a_host_without_the_package_is_named(cluster: RayCluster, ray_cluster: RayNodes) -> None:
     hide = f'mount -t tmpfs none {ROOT / "pytest_llenergy"} && exec "$@"'
     with third_host(ray_cluster, "unshare", "--mount", "sh", "-c", hide, "sh"):
-        line = r"^no agent has started on (nodec|\S+): \S+: \S+ exited with 1: ModuleNotFoundError: "
+        line = r"^no agent has started on (nodec|\S+): .* exited with 1: .*No module named 'pytest_llenergy"
         with pytest.raises(WorkerError, match=line):
             start(cluster, hosts=1, per_host=6)
 
