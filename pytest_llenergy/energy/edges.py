@@ -186,11 +186,6 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
 
 
-def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
-    """Return whether a window of a counter that ticks holds fewer than ``INSIDE`` ticks."""
-    return series.domain.max_age_s is None and len(series.ticks_between(start_ns, end_ns)) < INSIDE
-
-
 def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:
     """Return the energy of a short window, between what it may hold at least and at most."""
     lefts, rights = series.ticks_around(start_ns, NEIGHBOURS)[0], series.ticks_around(end_ns, NEIGHBOURS)[1]

@@ -213,17 +213,22 @@ def _joules(energy_j: float) -> str:
 
 
 def check_counters(polls: Mapping[str, Poll], power_age_s: Mapping[str, float]) -> dict[str, CheckResult]:
-    """Poll boards together, until each has ticked ``ENOUGH_TICKS`` times, and evaluate their readings."""
+    """Poll boards together, until each has ticked ``ENOUGH_TICKS`` times, and evaluate their readings.
+
+    Without a counter, changes of power count.
+    """
     readings: dict[str, list[Reading]] = {name: [] for name in polls}
+    shown: dict[str, float | None] = dict.fromkeys(polls)
     ticks, begin_s, elapsed_s = dict.fromkeys(polls, -1), real_time.monotonic(), 0.0
     while elapsed_s < SHORTEST_CHECK_S or (
         elapsed_s < LONGEST_CHECK_S and min(ticks.values()) < ENOUGH_TICKS
     ):
         for name, poll in polls.items():
             begin_ns = real_time.monotonic_ns()
-            values = poll()
-            ticks[name] += not readings[name] or values[0] != readings[name][-1].energy_j
-            readings[name].append(Reading(begin_ns, real_time.monotonic_ns(), *values))
+            energy_j, watts = poll()
+            readings[name].append(Reading(begin_ns, real_time.monotonic_ns(), energy_j, watts))
+            before, shown[name] = shown[name], watts if energy_j is None else energy_j
+            ticks[name] += before != shown[name]
         real_time.sleep(CHECK_POLL_S)
         elapsed_s = real_time.monotonic() - begin_s
     return {name: evaluate_readings(readings[name], power_age_s[name]) for name in polls}
