@@ -21,6 +21,7 @@ Where the ticks tell little, as when iterations keep step with them, the uncerta
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -43,6 +44,9 @@ UNLIKE = 1.0
 #: Power of the likelihood by which sizes are weighted. Real power is not Gaussian, and full weights would be
 #: too sure of one size (Holmes and Walker, *Biometrika* 104, 2017, on general Bayesian updating).
 CAUTION = 0.5
+
+#: Sizes with less weight than this are left out.
+NEGLIGIBLE = 1e-8
 
 #: Standard deviation of the mean power of a label, as a multiple of the highest power of a tick, and of its
 #: change from the start of each segment of the label to the end.
@@ -399,13 +403,31 @@ class _Block:
             [np.diag(elapsed_s) * cells.tick_s, *(np.einsum("ik,jk->ij", seen, seen) for seen in self._seen)]
         )
         self._noise = _tick_noise(ticks, powers_w, series)
-        among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
+        self._among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
         # The prior mean of all powers is arbitrary, since labels may have any power.
         self._usual_w, self._total_j = float(np.median(powers_w)), float(increments_j.sum())
-        surprises_j = increments_j - self._usual_w * elapsed_s
-        self._inverse = np.linalg.inv(among)
-        self._explained = self._inverse @ surprises_j
-        self._evidence = -(self._explained @ surprises_j + np.linalg.slogdet(among)[1]) / 2
+        self._surprises_j = increments_j - self._usual_w * elapsed_s
+
+    def _evidence(self, seen_s: Any, unlike: bool) -> Any:
+        """Return the log evidence of each size and target, below it that of targets with any power."""
+        import numpy as np
+
+        # In the factor L of a matrix with rows R added below, these are R L⁻ᵀ if the rest of its diagonal
+        # is large enough. Sums of their products give all evidence, without an inverse for each size.
+        among, own = self._among, math.sqrt(self._own)
+        rows = np.vstack([self._surprises_j, own * seen_s.T]) if unlike else self._surprises_j[None]
+        n, more = among.shape[1], len(rows)
+        extended = np.zeros((len(among), n + more, n + more))
+        extended[:, :n, :n], extended[:, n:, :n] = among, rows
+        extended[:, range(n, n + more), range(n, n + more)] = 1e30
+        factor = np.linalg.cholesky(extended)
+        surprise, *_ = last = factor[:, n:, :n].transpose(1, 0, 2)
+        log_root = np.log(np.diagonal(factor, axis1=1, axis2=2)[:, :n]).sum(1)
+        evidence = np.repeat((-0.5 * (surprise**2).sum(1) - log_root)[:, None], seen_s.shape[1], 1)
+        if not unlike:
+            return evidence
+        shown, spread = np.einsum("tsn,sn->st", last[1:], surprise), 1 + (last[1:] ** 2).sum(2).T
+        return np.vstack([evidence, evidence + 0.5 * (shown**2 / spread - np.log(spread))])
 
     def solve(self, targets: Sequence[Sequence[int]], unlike: bool) -> list[WindowEnergy]:
         """Return the energy of each target within the block."""
@@ -418,26 +440,30 @@ class _Block:
         seen_s = np.array([self._seen[0][:, target].sum(1) for target in targets]).T
         wanted = self._cells.shares_of(inside_s)
         duration_s = inside_s.sum(1)
+        evidence = self._evidence(seen_s, unlike)
+        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
+        credence = (credence / credence.sum(0)).reshape(-1, len(self._sizes), len(targets))
+        tried = (credence > NEGLIGIBLE).any((0, 2))
+        sizes, credence = self._sizes[tried], credence[:, tried].reshape(-1, len(targets))
+        inverse = np.linalg.inv(self._among[tried])
+        explained = inverse @ self._surprises_j
         # Covariances of the increments with the targets, and of the targets, for each size.
         shared = [np.einsum("nk,tk->nt", *each) for each in zip(self._seen, wanted, strict=True)]
-        across = np.einsum("sk,knt->snt", self._sizes, np.array([seen_s * self._cells.tick_s, *shared]))
-        parts = [duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)]
-        alone = self._sizes @ np.array(parts)
-        weights = self._inverse @ across
-        energies_j = np.einsum("snt,sn->st", across, self._explained)
+        across = np.einsum("sk,knt->snt", sizes, np.array([seen_s * self._cells.tick_s, *shared]))
+        alone = sizes @ np.array([duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)])
+        weights = inverse @ across
+        energies_j = np.einsum("snt,sn->st", across, explained)
         variances = alone - np.einsum("snt,snt->st", across, weights)
-        evidence = np.repeat(self._evidence[:, None], len(targets), 1)
         if unlike:
             # A power of its own adds own * seen seenᵀ to the covariance: its inverse follows from the other.
-            changed, shown = self._inverse @ seen_s, self._explained @ seen_s
+            changed = inverse @ seen_s
             spread = 1 + self._own * np.einsum("nt,snt->st", seen_s, changed)
             gain = self._own * (duration_s - np.einsum("nt,snt->st", seen_s, weights)) / spread
             weights = np.concatenate([weights, weights + gain[:, None] * changed])
-            energies_j = np.vstack([energies_j, energies_j + gain * shown])
+            energies_j = np.vstack(
+                [energies_j, energies_j + gain * np.einsum("nt,sn->st", seen_s, explained)]
+            )
             variances = np.vstack([variances, variances + gain**2 * spread / self._own])
-            evidence = np.vstack([evidence, evidence + (self._own * shown**2 / spread - np.log(spread)) / 2])
-        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
-        credence /= credence.sum(0)
         means_j = (credence * energies_j).sum(0)
         totals = (credence * (variances + energies_j**2)).sum(0) - means_j**2
         means_j += self._usual_w * duration_s
