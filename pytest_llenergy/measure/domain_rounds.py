@@ -110,7 +110,8 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
     idle, doubt = idle_power(before, after), None
     # A part-time sensor shows an edge elsewhere within its tick.
-    if solved_together(series, timeline) and whole.energy_j is not None and series.domain.coverage >= 1:
+    shows_end = series.domain.max_age_s is None and series.domain.coverage >= 1
+    if shows_end and solved_together(series, timeline) and whole.energy_j is not None:
         edges = (timeline.start_ns, timeline.end_ns)
         found_doubt = doubt_quiet_end(series, *edges, before, after, whole.variances)
         if found_doubt is not None:

@@ -114,7 +114,10 @@ def phase_energies(
 
 def solved_together(series: Series, timeline: Timeline) -> bool:
     """Return whether phases share ticks of a counter, with none missing, so that they are solved together."""
-    ticks = series.domain.max_age_s is None and not series.smear_ns
+    domain = series.domain
+    # Readings of a counter that is always fresh are ticks, too; one that rests is read at the marks.
+    ticks = domain.max_age_s is None or not (domain.rests or domain.integrated)
+    ticks = ticks and not series.smear_ns
     return ticks and series.reason_between(timeline.start_ns, timeline.end_ns) is None
 
 

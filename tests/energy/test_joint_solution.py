@@ -13,7 +13,9 @@ from pytest_llenergy.energy.joint_solution import Segment, segments_between, sol
 from pytest_llenergy.energy.trace import Mark, Series
 from pytest_llenergy.energy.uncertainty import Variances
 from pytest_llenergy.energy.window_arithmetic import energy_between
+from tests.measure.marks import account_here, iteration, measured_round
 
+from .watching import Spell, simulate_reader
 from .waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
 from .worlds import WORLDS, World, even, loop, phases, uneven
 
@@ -219,3 +221,38 @@ def test_errors_from_the_course_of_power_add_up_linearly() -> None:
     assert total.edges == pytest.approx(8)
     assert total.shape == pytest.approx((8 * 2) ** 2)
     assert total.terms().shape_j == pytest.approx(16)
+
+
+@pytest.mark.parametrize(("prefill_ms", "decode_ms"), [(10, 60), (40, 160)])
+def test_phases_of_a_counter_that_is_always_fresh_are_solved_from_its_readings(
+    prefill_ms: int, decode_ms: int
+) -> None:
+    """RAPL: the reader comes every few tens of milliseconds during work, and not at the marks."""
+    scores = []
+    for seed in range(6):
+        rng, now_ns = Random(seed), EPOCH
+        iterations, steps, spans = [], [(EPOCH - 8 * S, 20.0)], dict[str, list[tuple[int, int]]]()
+        for _ in range(15):
+            border_ns = now_ns + round(prefill_ms * MS * rng.uniform(0.95, 1.05))
+            end_ns = border_ns + round(decode_ms * MS * rng.uniform(0.95, 1.05))
+            iterations.append(iteration(now_ns, end_ns, border_ns=border_ns))
+            steps += [(now_ns, 80.0), (border_ns, 50.0)]
+            spans.setdefault("prefill", []).append((now_ns, border_ns))
+            spans.setdefault("decode", []).append((border_ns, end_ns))
+            now_ns = end_ns
+        wave = Wave((*steps, (now_ns, 20.0)))
+        rapl = domain(period_s=0.001, max_age_s=0.002, highest_w=2000.0)
+        gaps = EPOCH - 360 * MS, now_ns + 360 * MS
+        spells = [
+            Spell(gaps[0], EPOCH, at_work=False),
+            Spell(EPOCH, now_ns, at_work=True),
+            Spell(now_ns, gaps[1], at_work=False),
+        ]
+        series = simulate_reader([Sensor(wave, MS)], rng, EPOCH - 3 * S, now_ns + S, rapl, spells)
+        for phase in account_here(measured_round(*iterations, gaps=gaps), [series]).phases:
+            true_j = sum(wave.joules(*span) for span in spans[phase.name])
+            assert phase.energy_j == pytest.approx(true_j, rel=0.06)
+            assert phase.energy_j is not None
+            assert phase.energy_u_j is not None
+            scores.append(abs(phase.energy_j - true_j) / phase.energy_u_j)
+    assert fmean(score <= 2 for score in scores) >= 0.95
