@@ -52,7 +52,7 @@ class RoundMeters:
         return load_average
 
     def set_mode(self, name: str | None) -> None:
-        """Read in this way outside rounds, such as ``reading_closely``; None for the usual one."""
+        """Read in this way outside rounds, such as ``at_work``; None for the usual one."""
         self._mode.close()
         if name is not None:
             self._mode.enter_context(getattr(self._opened, name)())

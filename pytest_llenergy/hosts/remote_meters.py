@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from pytest_llenergy.errors import LLEnergyError, MeterError
 from pytest_llenergy.hosts import timeouts
 from pytest_llenergy.hosts.peer import Pending
 from pytest_llenergy.hosts.remote_host import RemoteHost
-from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, DomainRound, HostRound, TickReference
+from pytest_llenergy.measure.host_meters import DomainFacts, DomainRound, HostRound, TickReference
 from pytest_llenergy.measure.phases import phase_spans
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.record.record import DomainEnergy, Flag, MeterInfo
@@ -121,15 +121,9 @@ class RemoteMeters:
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         self._ask("await_ticks", self.host.clock.to_remote(after_ns), timeout_s)
 
-    def reading_closely(self) -> AbstractContextManager[None]:
-        return self._mode("reading_closely")
-
-    def at_work(self) -> AbstractContextManager[None]:
-        return self._mode("at_work")
-
     @contextmanager
-    def _mode(self, name: str) -> Iterator[None]:
-        self._ask("set_mode", name)
+    def at_work(self) -> Iterator[None]:
+        self._ask("set_mode", "at_work")
         try:
             yield
         finally:
@@ -138,16 +132,6 @@ class RemoteMeters:
     def tick_reference(self) -> TickReference | None:
         found: TickReference | None = self._ask("tick_reference")
         return None if found is None else found._replace(time_ns=self.host.clock.to_local(found.time_ns))
-
-    def block_power(self, start_ns: int, end_ns: int) -> BlockPower | None:
-        found: BlockPower | None = self._ask("block_power", *self._to_remote(start_ns, end_ns))
-        return found
-
-    def required_round_s(
-        self, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
-    ) -> float:
-        moments_ns = self._to_remote(start_ns, end_ns)
-        return float(self._ask("required_round_s", *moments_ns, busy_w, rounds, target) or 0.0)
 
     def begin_gap(self) -> None:
         self._read_clocks()

@@ -153,9 +153,9 @@ def account_round(
         time_to_first_token_s=time_to_first_token_s(timeline),
         inter_token_latency_s=inter_token_latency_s(timeline),
         temperature_start_c=max(temperatures_c, default=None),
-        own_cpu_s=sum(host.own_cpu_s for host in hosts),
-        other_cpu_s=sum(host.other_cpu_s for host in hosts),
-        stolen_cpu_s=sum(host.stolen_cpu_s for host in hosts),
+        own_cpu_s=sum(host.cpu.own_s for host in hosts),
+        other_cpu_s=sum(host.cpu.other_s for host in hosts),
+        stolen_cpu_s=sum(host.cpu.stolen_s for host in hosts),
         flags=[*energy_flags(total), *(flag for host in hosts for flag in host.flags), *timeline.flags],
         reason=total.reason,
     )

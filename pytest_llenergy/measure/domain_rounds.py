@@ -5,33 +5,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from pytest_llenergy.energy.attribution import Split, attribution_flags, choose_split
 from pytest_llenergy.energy.edges import mean_powers
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.quiet_gaps import MIN_GAP_TICKS, doubt_quiet_end, idle_power, quiet_power
 from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Attributed, Power, Variances, WindowEnergy, domain_energy
 from pytest_llenergy.energy.window_arithmetic import energy_between, energy_between_readings
 from pytest_llenergy.measure.host_meters import DomainRound, HostRound
 from pytest_llenergy.measure.phases import phase_energies, phase_spans, solved_together
-from pytest_llenergy.measure.quality import host_flags
+from pytest_llenergy.measure.quality import use_flags
 from pytest_llenergy.measure.request_energy import share_among_requests
 from pytest_llenergy.measure.rounds import MeasuredRound, slowest_series, tick_phase
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.timeline import Timeline
 
 
-@dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     """Energy of one domain in one round.
 
     If others used the host, ``attributed`` has the energy of the whole domain, and ``split`` tells how it was
     split. ``doubt`` is what speaks against a quiet gap that reaches up to the work.
     """
 
-    series: Series
     whole: WindowEnergy
     phases: dict[str, WindowEnergy]
     idle: Power | None
@@ -54,39 +53,34 @@ def account_domains(
         reasons: Why meters could not be opened.
         rest: Power of each domain in the last gap in which others were quiet. It is updated.
     """
-    timeline, rest = measured.timeline, {} if rest is None else rest
-    found = [_domain_round(measured, series, rest) for series in trace]
+    start_ns, end_ns = measured.timeline.start_ns, measured.timeline.end_ns
+    rest = {} if rest is None else rest
+    found = {series.domain.name: _domain_round(measured, series, rest) for series in trace}
+    domains: list[DomainRound] = []
+    for series, each in zip(trace, found.values(), strict=True):
+        record = domain_energy(each.whole, series, measured.timeline.duration_s, each.attributed)
+        shares = None
+        if measured.requests:
+            u_ns = math.hypot(measured.clock_u_ns, measured.marking_u_ns)
+            shares = share_among_requests(series, measured.requests, start_ns, end_ns, each.whole, u_ns)
+        name = series.domain.name
+        domains.append(DomainRound(name, each.whole, each.phases, each.idle, record, shares))
+    doubts = [f"{name}: {each.doubt}" for name, each in found.items() if each.doubt is not None]
     leader = slowest_series(trace)
     return HostRound(
-        domains=[_to_plain_data(each, measured) for each in found],
+        domains=domains,
         reasons=list(reasons),
         flags=[
-            *host_flags(measured, trace),
-            *attribution_flags([each.split for each in found if each.split is not None]),
-            *_doubts(found),
+            *trace_flags(trace, start_ns, end_ns),
+            *use_flags(measured),
+            *attribution_flags([each.split for each in found.values() if each.split is not None]),
+            *(Flag(name="doubtful", severity="warning", detail=doubt) for doubt in doubts),
         ],
-        own_cpu_s=measured.own_cpu_s,
-        other_cpu_s=measured.other_cpu_s,
-        stolen_cpu_s=measured.stolen_cpu_s,
+        cpu=measured.cpu,
         temperature_start_c=measured.temperature_start_c,
         tick_s=(leader.period_s or 0.0) if leader is not None else 0.0,
-        phase=tick_phase(trace, timeline.start_ns),
+        phase=tick_phase(trace, start_ns),
     )
-
-
-def _to_plain_data(found: _Found, measured: MeasuredRound) -> DomainRound:
-    series, timeline, requests = found.series, measured.timeline, None
-    record = domain_energy(found.whole, series, timeline.duration_s, found.attributed)
-    if measured.requests:
-        u_ns = math.hypot(measured.clock_u_ns, measured.marking_u_ns)
-        moments_ns = timeline.start_ns, timeline.end_ns
-        requests = share_among_requests(series, measured.requests, *moments_ns, found.whole, u_ns)
-    return DomainRound(series.domain.name, found.whole, found.phases, found.idle, record, requests)
-
-
-def _doubts(domains: Sequence[_Found]) -> list[Flag]:
-    details = [f"{each.series.domain.name}: {each.doubt}" for each in domains if each.doubt is not None]
-    return [Flag(name="doubtful", severity="warning", detail=detail) for detail in details]
 
 
 def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power]) -> _Found:
@@ -106,7 +100,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
             "it stands still"
         )
         nothing = WindowEnergy(None, reason=reason)
-        return _Found(series, nothing, dict.fromkeys(spans, nothing), None)
+        return _Found(nothing, dict.fromkeys(spans, nothing), None)
     whole = energy_between(series, timeline.start_ns, timeline.end_ns, before, after)
     idle, doubt = idle_power(before, after), None
     # A part-time sensor shows an edge elsewhere within its tick.
@@ -118,8 +112,8 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
             at_stake_j, doubt = found_doubt
             whole = whole.widen(Variances(shape=at_stake_j**2))
     phases = phase_energies(series, spans, timeline, whole, before, after)
-    found = _Found(series, whole, phases, idle, doubt=doubt)
-    found = _widen_by_clock(found, measured, before.watts, after.watts)
+    found = _Found(whole, phases, idle, doubt=doubt)
+    found = _widen_by_clock(found, series, measured, before.watts, after.watts)
     if measured.gap_cpu is None or whole.energy_j is None:
         return found
     loaded = list(zip((before, after), measured.gap_cpu, strict=True))
@@ -128,7 +122,7 @@ def _domain_round(measured: MeasuredRound, series: Series, rest: dict[str, Power
     if split is not None:
         return _split_round(found, split, timeline)
     if series.domain.cpu_ratio is not None and measured.has_busy_gap:
-        return replace(found, idle=rest.get(series.domain.name))
+        return found._replace(idle=rest.get(series.domain.name))
     return found
 
 
@@ -140,7 +134,7 @@ def _split_round(found: _Found, split: Split, timeline: Timeline) -> _Found:
         phases[name] = part.energy if part is not None else found.phases[name]
     attributed = split.part(found.whole, timeline.duration_s)
     whole = attributed.energy if attributed is not None else found.whole
-    return _Found(found.series, whole, phases, split.idle, attributed, split, found.doubt)
+    return _Found(whole, phases, split.idle, attributed, split, found.doubt)
 
 
 def _resting_domain_round(
@@ -151,10 +145,12 @@ def _resting_domain_round(
     between = energy_between_readings if measured.in_reader else energy_between
     whole = between(series, timeline.start_ns, timeline.end_ns)
     phases = phase_energies(series, spans, timeline, whole)
-    return _widen_by_clock(_Found(series, whole, phases, Power(0.0, 0.0)), measured, 0.0, 0.0)
+    return _widen_by_clock(_Found(whole, phases, Power(0.0, 0.0)), series, measured, 0.0, 0.0)
 
 
-def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, after_w: float) -> _Found:
+def _widen_by_clock(
+    found: _Found, series: Series, measured: MeasuredRound, before_w: float, after_w: float
+) -> _Found:
     """Return energies whose uncertainty includes that of the clock on which the moments were taken.
 
     An edge that is moved by u exchanges the power on its one side for that on the other, for as long. The two
@@ -162,6 +158,7 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
 
     Args:
         found: Energies of a domain in one round.
+        series: Trace of the domain.
         measured: The round.
         before_w: Power before the round (W).
         after_w: Power after the round (W).
@@ -170,7 +167,7 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
     if not any(u_ns) or found.whole.energy_j is None:
         return found
     mean_w = found.whole.energy_j / timeline.duration_s
-    inside_w = mean_powers(found.series, timeline.start_ns, timeline.end_ns) or [mean_w]
+    inside_w = mean_powers(series, timeline.start_ns, timeline.end_ns) or [mean_w]
     whole = _add_clock(found.whole, u_ns, [inside_w[0] - before_w], [inside_w[-1] - after_w])
     spans = phase_spans(timeline)
     powers_w: dict[str, float] = {}
@@ -188,7 +185,7 @@ def _widen_by_clock(found: _Found, measured: MeasuredRound, before_w: float, aft
         )
         for name, energy in found.phases.items()
     }
-    return replace(found, whole=whole, phases=phases)
+    return found._replace(whole=whole, phases=phases)
 
 
 def _add_clock(

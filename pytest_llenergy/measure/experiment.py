@@ -18,14 +18,17 @@ from pytest_llenergy import real_time
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.measure.accounting import account_round
 from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, account_on_all
-from pytest_llenergy.measure.quality import (
-    drift_flags,
-    unfinished_flag,
-    widen_by_scatter,
-)
-from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
+from pytest_llenergy.measure.quality import drift_flags, unfinished_flag
 from pytest_llenergy.measure.request_energy import request_spans
-from pytest_llenergy.measure.round_plan import RoundPlan, forecast, is_finished, plan_for_meters
+from pytest_llenergy.measure.round_plan import (
+    RoundPlan,
+    Step,
+    StepCallback,
+    ignore_step,
+    is_finished,
+    next_round,
+    plan_for_meters,
+)
 from pytest_llenergy.measure.rounds import (
     FIRST_TICK_TIMEOUT_S,
     PhaseDither,
@@ -34,7 +37,7 @@ from pytest_llenergy.measure.rounds import (
     required_strata,
     run_round,
 )
-from pytest_llenergy.measure.warmup import WarmUp, calibrate_iterations, warm_up
+from pytest_llenergy.measure.warmup import WarmUp, choose_iterations, warm_up
 from pytest_llenergy.record.goodput import mark_good_requests, whole_loads
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.metrics import compute_metrics, relative_uncertainty
@@ -98,16 +101,16 @@ def measure_on_hosts(
             host.await_ticks(0, FIRST_TICK_TIMEOUT_S)
         _await_periods(hosts)
         plan = plan_for_meters(plan, _domains(hosts))
-        warmup = warm_up(workload, plan.warmup, plan.warmup_budget_s, hosts, on_step, plan.warmup_block)
-        gap_s = required_gap_s(_domains(hosts), plan.gap_s)
-        iterations = plan.iterations or calibrate_iterations(
-            warmup, plan.rounds, gap_s, plan.target, plan.budget_s - (real_time.monotonic() - begin_s), hosts
-        )
-        coverage = min((domain.coverage for domain in _domains(hosts)), default=1.0)
+        warmup = warm_up(workload, plan, hosts, on_step)
+        domains = _domains(hosts)
+        gap_s = required_gap_s(domains, plan.gap_s)
+        start_s = real_time.monotonic()
+        left_s = plan.budget_s - (start_s - begin_s)
+        iterations = plan.iterations or choose_iterations(warmup, plan, gap_s, left_s, domains)
+        coverage = min((domain.coverage for domain in domains), default=1.0)
+        times = Times(load_s=load_s, warmup_s=start_s - begin_s)
+        series = _RoundSeries(workload, plan, hosts, warmup, gap_s, coverage, times, slo, start_s, iterations)
         dither = PhaseDither(max(plan.rounds, required_strata(coverage)))
-        series = _RoundSeries(
-            workload, plan, hosts, warmup, gap_s, coverage, load_s, slo, begin_s, iterations
-        )
         try:
             while not series.is_over(is_enough):
                 # Only here, between two quiet gaps: elsewhere the cost of reporting a step, and of a terminal
@@ -116,7 +119,9 @@ def measure_on_hosts(
                 series.add_round(dither)
         except BaseException:
             if series.rounds or series.unfinished:
-                on_failure(series.conclude_failed())
+                # An error here must not hide that of the measurement.
+                with suppress(Exception):
+                    on_failure(series.conclude(failed=True))
             raise
         return series.conclude()
 
@@ -142,31 +147,28 @@ class _RoundSeries:
     warmup: WarmUp
     gap_s: float
     coverage: float
-    load_s: float
+    times: Times
     slo: Slo | None
-    begin_s: float
+    start_s: float
     iterations: int
     rounds: list[Round] = field(init=False, default_factory=list)
     unfinished: Round | None = field(init=False, default=None)
-    _meters: list[MeterInfo] = field(init=False, default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._start_s = real_time.monotonic()
-        self._warmup_s = self._start_s - self.begin_s
-        self._forecast = forecast(
-            self.plan, self.warmup, self.iterations, self.gap_s, self._warmup_s, self.coverage
-        )
 
     def is_over(self, is_enough: Callable[[Sequence[Round]], bool] | None) -> bool:
         """Return whether no round follows."""
         if is_enough is not None and self.rounds:
             return is_enough(self.rounds)
-        spent_s = real_time.monotonic() - self._start_s
-        return is_finished(self.rounds, self.plan, self._warmup_s, spent_s, self.coverage)
+        return is_finished(self.rounds, self.plan, self.times.warmup_s, self._spent_s, self.coverage)
 
     def next_step(self) -> Step:
         """Return what comes next, and how long it may take."""
-        return self._forecast.next_round(self.rounds, real_time.monotonic() - self._start_s)
+        each_s = self.warmup.iteration_s
+        round_s = each_s * self.iterations + 2 * self.gap_s if each_s else None
+        return next_round(self.rounds, self.plan, self.times.warmup_s, self._spent_s, self.coverage, round_s)
+
+    @property
+    def _spent_s(self) -> float:
+        return real_time.monotonic() - self.start_s
 
     def add_round(self, dither: PhaseDither) -> None:
         """Measure a round.
@@ -195,62 +197,39 @@ class _RoundSeries:
         if lost is not None:
             raise WorkerError(lost)
 
-    def conclude_failed(self) -> Experiment:
-        """Return what is left of a measurement that failed: its rounds, even if they cannot be evaluated."""
-        try:
-            return self.conclude(failed=True)
-        except Exception:  # must not hide that of the measurement
-            procedure = self._procedure(real_time.monotonic() - self._start_s, None)
-            return Experiment(self._with_unfinished(self.rounds), {}, self._meters, None, procedure, [])
-
     def conclude(self, *, failed: bool = False) -> Experiment:
         """Return what all rounds together show; of a measurement that has ``failed``, what is left."""
-        measuring_s = real_time.monotonic() - self._start_s
-        plan, hosts, coverage = self.plan, self.hosts, self.coverage
-        self._meters = [info for host in hosts for info in host.infos()]
-        finished = widen_by_scatter(self.rounds, _domains(hosts))
-        rounds = self._with_unfinished(finished)
+        measuring_s, plan, hosts, coverage = self._spent_s, self.plan, self.hosts, self.coverage
+        unfinished = [] if self.unfinished is None else [self.unfinished]
+        rounds = [*self.rounds, *unfinished]
         # The median of a load and of a part of one would be neither.
-        whole = whole_loads(finished)
-        procedure = self._procedure(measuring_s, relative_uncertainty(whole, coverage, plan.rounds))
-        flags = [
-            *drift_flags(whole),
-            *([] if plan.is_estimate or failed else _target_flags(procedure, len(rounds))),
-            *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
-        ]
-        counted = self._with_unfinished(whole)
-        metrics = compute_metrics(counted, self.workload.peak_memory_bytes, coverage, plan.rounds)
-        work_s = math.fsum(round_.duration_s for round_ in rounds)
-        loads = [host.load_average for host in hosts if host.load_average is not None]
-        return Experiment(
-            rounds=rounds,
-            metrics=metrics,
-            meters=self._meters,
-            load_average=max(loads, default=None),
-            procedure=procedure,
-            flags=flags,
-            times=Times(
-                load_s=self.load_s,
-                warmup_s=self._warmup_s,
-                rounds_s=work_s,
-                gaps_s=max(0.0, measuring_s - work_s),
-            ),
-        )
-
-    def _with_unfinished(self, finished: Sequence[Round]) -> list[Round]:
-        return [*finished, *([] if self.unfinished is None else [self.unfinished])]
-
-    def _procedure(self, measuring_s: float, reached: float | None) -> Procedure:
-        return Procedure(
+        whole = whole_loads(self.rounds)
+        procedure = Procedure(
             warmup_iterations=self.warmup.iterations,
             settled=self.warmup.settled,
             criterion=self.warmup.criterion,
             iterations=self.iterations,
             gap_s=self.gap_s,
-            target=self.plan.target,
-            budget_s=0.0 if self.plan.exact else self.plan.budget_s,
+            target=plan.target,
+            budget_s=0.0 if plan.exact else plan.budget_s,
             measuring_s=measuring_s,
-            reached=reached,
+            reached=relative_uncertainty(whole, coverage, plan.rounds),
+        )
+        peak_memory_bytes = self.workload.peak_memory_bytes
+        work_s = math.fsum(round_.duration_s for round_ in rounds)
+        loads = [host.load_average for host in hosts if host.load_average is not None]
+        return Experiment(
+            rounds=rounds,
+            metrics=compute_metrics([*whole, *unfinished], peak_memory_bytes, coverage, plan.rounds),
+            meters=[info for host in hosts for info in host.infos()],
+            load_average=max(loads, default=None),
+            procedure=procedure,
+            flags=[
+                *drift_flags(whole),
+                *([] if plan.is_estimate or failed else _target_flags(procedure, len(rounds))),
+                *unread_meter_flags([reason for host in hosts for reason in host.reasons]),
+            ],
+            times=msgspec.structs.replace(self.times, rounds_s=work_s, gaps_s=max(0.0, measuring_s - work_s)),
         )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
+from pytest_llenergy.energy.attribution import CpuUse
 from pytest_llenergy.energy.uncertainty import Power, WindowEnergy
 from pytest_llenergy.measure.request_energy import RequestShares
 from pytest_llenergy.record.base import EnergyKind
@@ -21,6 +22,9 @@ from pytest_llenergy.record.record import DomainEnergy, Flag, MeterInfo
 
 if TYPE_CHECKING:
     from pytest_llenergy.measure.rounds import MeasuredRound
+
+
+NO_CPU = CpuUse(0.0, 0.0, 0.0, 0.0)
 
 
 class DomainFacts(msgspec.Struct, frozen=True):
@@ -54,13 +58,6 @@ class TickReference(NamedTuple):
     period_ns: int
 
 
-class BlockPower(NamedTuple):
-    """Mean power (W) of a block of work, and its relative uncertainty from the times of ticks."""
-
-    watts: float
-    blur: float
-
-
 @dataclass(frozen=True)
 class DomainRound:
     """Energy of one domain in one round: in total, by phase, and the idle power around it.
@@ -85,9 +82,7 @@ class HostRound:
         domains: Its domains; none if it has no meter.
         reasons: Why meters could not be opened.
         flags: What a reader must know of this host in this round.
-        own_cpu_s: CPU time of the test's processes.
-        other_cpu_s: CPU time of other processes.
-        stolen_cpu_s: CPU time that the hypervisor gave to other guests.
+        cpu: CPU use during the work.
         temperature_start_c: Temperature of the hottest board at the start.
         tick_s: Period of the slowest counter that ticks; 0 without one.
         phase: Where in a tick of that counter the round started, from 0 to 1.
@@ -96,9 +91,7 @@ class HostRound:
     domains: list[DomainRound]
     reasons: list[str]
     flags: list[Flag] = field(default_factory=list)
-    own_cpu_s: float = 0.0
-    other_cpu_s: float = 0.0
-    stolen_cpu_s: float = 0.0
+    cpu: CpuUse = NO_CPU
     temperature_start_c: float | None = None
     tick_s: float = 0.0
     phase: float | None = None
@@ -140,22 +133,11 @@ class HostMeters(Protocol):
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
         """Wait until every counter has ticked after a moment, or until a timeout (seconds) is over."""
 
-    def reading_closely(self) -> AbstractContextManager[None]:
-        """Read every tick closely."""
-
     def at_work(self) -> AbstractContextManager[None]:
         """Read rarely, to spare the work."""
 
     def tick_reference(self) -> TickReference | None:
         """Return a tick of the slowest counter; ``None`` if none ticks."""
-
-    def block_power(self, start_ns: int, end_ns: int) -> BlockPower | None:
-        """Return the power of a block of work; ``None`` if too few ticks show it."""
-
-    def required_round_s(
-        self, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
-    ) -> float:
-        """Return how long a round must be for the meters (seconds): see ``warmup.required_round_s``."""
 
     def begin_gap(self) -> None:
         """Begin a round: the quiet gap before the work follows."""

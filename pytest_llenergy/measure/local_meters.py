@@ -22,9 +22,8 @@ from pytest_llenergy.energy.trace import Series, Trace
 from pytest_llenergy.energy.uncertainty import Power
 from pytest_llenergy.measure.boards import BoardWatch
 from pytest_llenergy.measure.domain_rounds import account_domains
-from pytest_llenergy.measure.host_meters import BlockPower, DomainFacts, HostRound, TickReference
+from pytest_llenergy.measure.host_meters import DomainFacts, HostRound, TickReference
 from pytest_llenergy.measure.rounds import MeasuredRound, tick_reference
-from pytest_llenergy.measure.warmup import block_power, required_round_s
 from pytest_llenergy.record.record import MeterInfo
 
 
@@ -34,35 +33,39 @@ class LocalMeters:
     Args:
         selection: The open meters.
         boards: UUIDs of the leased boards, whose condition is watched too.
+        threaded: Whether a thread reads; otherwise only ``sampler.read_now`` does.
     """
 
-    def __init__(self, selection: Selection, boards: Sequence[str] = ()) -> None:
+    def __init__(self, selection: Selection, boards: Sequence[str] = (), *, threaded: bool = True) -> None:
         self.reasons: Sequence[str] = selection.reasons
         self.load_average: float | None = None
         self.lost: str | None = None
         self._selection = selection
-        self._sampler = Sampler(selection.meters)
+        self.sampler = Sampler(selection.meters, threaded=threaded)
         self._roots = {os.getpid(), *selection.processes}
         self._boards = boards
         self._reading = ExitStack()
         # What lasts until the next step of a round.
         self._step = ExitStack()
-        # Power of each domain in the last gap in which others were quiet.
-        self._rest: dict[str, Power] = {}
+        #: Power of each domain in the last gap in which others were quiet.
+        self.rest: dict[str, Power] = {}
 
     def __enter__(self) -> LocalMeters:
         self.load_average = load_average()
         with ExitStack() as reading:
-            reading.enter_context(self._sampler)
+            reading.enter_context(self.sampler)
             self._watch = reading.enter_context(closing(BoardWatch(self._boards)))
             self._processes = reading.enter_context(closing(ProcessTree(self._roots)))
             self._reading = reading.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The work may have failed in the middle of a round.
-        self._step.close()
+        self.interrupt()
         self._reading.close()
+
+    def interrupt(self) -> None:
+        """End a round whose work has failed in the middle of it."""
+        self._step.close()
 
     def close(self) -> None:
         self._selection.close()
@@ -70,7 +73,7 @@ class LocalMeters:
     @property
     def trace(self) -> Trace:
         """What was read, one series for each domain."""
-        return self._sampler.series
+        return self.sampler.series
 
     def domains(self) -> Sequence[DomainFacts]:
         return [domain_facts(series) for series in self.trace]
@@ -79,30 +82,18 @@ class LocalMeters:
         return [meter_info(series) for series in self.trace]
 
     def await_ticks(self, after_ns: int, timeout_s: float) -> None:
-        self._sampler.await_ticks(after_ns, timeout_s)
-
-    def reading_closely(self) -> AbstractContextManager[None]:
-        return self._sampler.reading_closely()
+        self.sampler.await_ticks(after_ns, timeout_s)
 
     def at_work(self) -> AbstractContextManager[None]:
-        return self._sampler.at_work()
+        return self.sampler.at_work()
 
     def tick_reference(self) -> TickReference | None:
         return tick_reference(self.trace)
 
-    def block_power(self, start_ns: int, end_ns: int) -> BlockPower | None:
-        return block_power(self.trace, start_ns, end_ns)
-
-    def required_round_s(
-        self, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
-    ) -> float:
-        needed = (required_round_s(series, start_ns, end_ns, busy_w, rounds, target) for series in self.trace)
-        return max(needed, default=0.0)
-
     def begin_gap(self) -> None:
         self._before = self._watch.read()
         self._cpu_at_first = read_cpu(self._processes)
-        self._step.enter_context(self._sampler.reading_closely())
+        self._step.enter_context(self.sampler.reading_closely())
 
     def prepare_work(self) -> None:
         # Nothing here takes a while.
@@ -112,39 +103,36 @@ class LocalMeters:
         # After the wait for a phase, in which others use the CPU too.
         self._cpu_before = read_cpu(self._processes)
         self._step.close()
-        # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
-        self._sampler.read_now()
-        self._step.enter_context(self._sampler.at_work())
+        self._step.enter_context(self.sampler.at_work())
         self._during = self._step.enter_context(self._watch.collect())
+        # Read the edges of work in this process as they happen; for work in ranks this is merely superfluous.
+        self.sampler.read_now()
 
     def end_work(self) -> None:
+        self.sampler.read_now()
         self._step.close()
-        self._sampler.read_now()
-        self._step.enter_context(self._sampler.reading_closely())
+        self._step.enter_context(self.sampler.reading_closely())
         self._cpu_after = read_cpu(self._processes)
         self._after = self._watch.read()
 
     def end_gap(self) -> int:
-        self._sampler.read_now()
+        self.sampler.read_now()
         self._step.close()
         end_ns = real_time.monotonic_ns()
         self._cpu_at_last = read_cpu(self._processes)
         return end_ns
 
     def account(self, measured: MeasuredRound) -> Callable[[], HostRound]:
-        rest = self._rest
-        return partial(account_domains, self._observed(measured), self.trace, self.reasons, rest)
+        return partial(account_domains, self.observed(measured), self.trace, self.reasons, self.rest)
 
-    def _observed(self, measured: MeasuredRound) -> MeasuredRound:
+    def observed(self, measured: MeasuredRound) -> MeasuredRound:
         """Return a round with the CPU use and the conditions of the boards in it."""
         # Only the ranks know of a server that was started elsewhere.
         use = self._cpu_before.until(self._cpu_after, measured.timeline.cpu_time_s)
         servers = measured.timeline.servers
         return replace(
             measured,
-            own_cpu_s=use.own_s,
-            other_cpu_s=use.other_s,
-            stolen_cpu_s=use.stolen_s,
+            cpu=use._replace(duration_s=measured.timeline.duration_s),
             gap_cpu=(
                 self._cpu_at_first.until(self._cpu_before),
                 self._cpu_after.until(self._cpu_at_last),

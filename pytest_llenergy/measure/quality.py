@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
-
-import msgspec
 
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.processes import find_foreign_processes, process_tree, sees_all_pids
 from pytest_llenergy.energy.attribution import is_busy
-from pytest_llenergy.energy.host_window import trace_flags
-from pytest_llenergy.energy.trace import Trace
-from pytest_llenergy.energy.uncertainty import WindowEnergy, student_factor
+from pytest_llenergy.energy.uncertainty import WindowEnergy
 from pytest_llenergy.errors import LLEnergyError
-from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.rounds import MeasuredRound
-from pytest_llenergy.record.record import Flag, Round, Terms
-from pytest_llenergy.record.round_metric import is_valid
+from pytest_llenergy.record.record import Flag, Round
 from pytest_llenergy.record.round_statistics import linear_drift
 from pytest_llenergy.record.text import one_line, shorten
 
@@ -37,79 +29,14 @@ THROTTLED = 0.01
 #: A change over the rounds is a drift if it is at least this large and its t value this high.
 DRIFT, DRIFT_T = 0.02, 4.0
 
-#: Equal rounds whose standard deviation is this many times their uncertainty show energy that a sensor
-#: missed: the scatter of three good rounds reaches it once in five hundred cases.
-FAR = 2.5
-
 #: Most characters of an error in a flag.
 MAX_DETAIL = 300
-
-
-def host_flags(measured: MeasuredRound, trace: Trace) -> list[Flag]:
-    """Return the flags of a round that this host alone raises: its counters, CPU use and boards.
-
-    Args:
-        measured: The round.
-        trace: One series for each domain.
-    """
-    timeline = measured.timeline
-    return [*trace_flags(trace, timeline.start_ns, timeline.end_ns), *use_flags(measured)]
 
 
 def use_flags(measured: MeasuredRound) -> list[Flag]:
     """Return the flags of a round that others raise who use the CPU or the boards, and of its boards."""
     duration_s = measured.timeline.duration_s
     return _cpu_flags(measured, duration_s) + _board_flags(measured, duration_s)
-
-
-def widen_by_scatter(rounds: Sequence[Round], domains: Sequence[DomainFacts]) -> list[Round]:
-    """Widen rounds that scatter far more than their uncertainty, if the coverage of a sensor is unknown.
-
-    Rounds start in shuffled phase to the tick, so that what a part-time sensor misses differs between them:
-    the scatter is then the standard uncertainty of each, as ``coverage_j``. Work that differs from round to
-    round scatters too, and cannot be told apart.
-
-    Args:
-        rounds: All rounds of a test, of equal work.
-        domains: The domains of all hosts.
-    """
-    unknown = {domain.name for domain in domains if not domain.coverage_known}
-    valid = [round_ for round_ in rounds if is_valid(round_) and round_.energy_j is not None]
-    if not unknown or len(valid) < 3:
-        return list(rounds)
-    scatter_j = stdev((round_.energy_j or 0.0) / round_.iterations for round_ in valid)
-    variance = fmean(((round_.energy_u_j or 0.0) / round_.iterations) ** 2 for round_ in valid)
-    if scatter_j <= FAR * math.sqrt(variance):
-        return list(rounds)
-    missed_j = math.sqrt(scatter_j**2 - variance) * student_factor(len(valid) - 1)
-    return [_widen(round_, unknown, missed_j * round_.iterations) for round_ in rounds]
-
-
-def _widen(round_: Round, unknown: Collection[str], missed_j: float) -> Round:
-    """Add ``missed_j`` to the uncertainty of a round, in equal parts for the ``unknown`` domains."""
-    if round_.energy_u_j is None or round_.energy_u_absolute_j is None or round_.terms is None:
-        return round_
-    part_j = missed_j / math.sqrt(len(unknown))
-    return msgspec.structs.replace(
-        round_,
-        energy_u_j=math.hypot(round_.energy_u_j, missed_j),
-        energy_u_absolute_j=math.hypot(round_.energy_u_absolute_j, missed_j),
-        terms=_widen_terms(round_.terms, missed_j),
-        by_domain={
-            name: msgspec.structs.replace(
-                domain,
-                energy_u_j=math.hypot(domain.energy_u_j or 0.0, part_j),
-                terms=_widen_terms(domain.terms, part_j) if domain.terms is not None else None,
-            )
-            if name in unknown
-            else domain
-            for name, domain in round_.by_domain.items()
-        },
-    )
-
-
-def _widen_terms(terms: Terms, missed_j: float) -> Terms:
-    return msgspec.structs.replace(terms, coverage_j=math.hypot(terms.coverage_j, missed_j))
 
 
 def drift_flags(rounds: Sequence[Round]) -> list[Flag]:
@@ -158,8 +85,8 @@ def _describe(error: BaseException) -> str:
 
 def _cpu_flags(measured: MeasuredRound, duration_s: float) -> list[Flag]:
     used = (
-        (measured.other_cpu_s, "other processes used"),
-        (measured.stolen_cpu_s, "the hypervisor gave other guests"),
+        (measured.cpu.other_s, "other processes used"),
+        (measured.cpu.stolen_s, "the hypervisor gave other guests"),
     )
     return [
         Flag(name="contended", severity="warning", detail=f"{text} {cpu_s / duration_s:.2f} cores")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from pytest_llenergy.measure.host_meters import DomainFacts
-from pytest_llenergy.measure.remaining_time import Forecast
-from pytest_llenergy.measure.warmup import WarmUp
 from pytest_llenergy.record.defaults import Sharing
 from pytest_llenergy.record.goodput import has_flag
 from pytest_llenergy.record.metrics import relative_uncertainty
@@ -17,14 +16,10 @@ from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.round_metric import is_valid
 from pytest_llenergy.record.served import CUT_SHORT
 
-#: Relative standard uncertainty and seconds of rounds that are enough for an estimate, whose model has far
-#: wider limits. After these seconds there are still as many rounds as a comparison needs
-#: (``compare.statistics.MIN_ROUNDS``), if the budget allows.
-ESTIMATE_TARGET, ESTIMATE_S, ESTIMATE_ROUNDS = 0.05, 2.0, 4
-
-#: Standard uncertainty in watts that is enough for an estimate: a three-hundredth of a busy logical CPU. Work
-#: that only waits is estimated at so few joules that its relative uncertainty stays large.
-ESTIMATE_U_W = 0.01
+#: Seconds of rounds that are enough for an estimate, whose model has wider limits than any scatter. After
+#: these seconds there are still as many rounds as a comparison needs (``compare.statistics.MIN_ROUNDS``), if
+#: the budget allows.
+ESTIMATE_S, ESTIMATE_ROUNDS = 2.0, 4
 
 
 @dataclass(frozen=True)
@@ -41,7 +36,7 @@ class RoundPlan:
         warmup_block: Iterations that run back to back in a warm-up of given length.
         exact: Whether to measure ``rounds`` rounds and add none.
         floor: Smallest number of rounds even if the budget is spent; ``None`` for all of ``rounds``.
-        is_estimate: Whether all meters estimate, so that fewer rounds are enough.
+        is_estimate: Whether all meters estimate, so that no rounds are added and fewer are enough.
         requests: How requests share the energy of a round, if each of them is to be in the record.
     """
 
@@ -75,35 +70,71 @@ def least_gap_s(budget_s: float) -> float:
 
 def plan_for_meters(plan: RoundPlan, domains: Sequence[DomainFacts]) -> RoundPlan:
     """Return the plan for these meters: further rounds cannot improve an estimate by much."""
-    if not domains or any(domain.kind != "estimated" for domain in domains):
-        return plan
-    target = plan.target if plan.exact else max(plan.target, ESTIMATE_TARGET)
-    return replace(plan, target=target, is_estimate=True)
+    estimates = bool(domains) and all(domain.kind == "estimated" for domain in domains)
+    return replace(plan, is_estimate=estimates)
 
 
-def forecast(
-    plan: RoundPlan, warmup: WarmUp, iterations: int, gap_s: float, warmup_s: float, coverage: float
-) -> Forecast:
-    """Return how many rounds will be made and how long they take, for the progress line.
+@dataclass(frozen=True)
+class Step:
+    """A step that begins: a block of the warm-up, or a round.
+
+    Attributes:
+        stage: What begins.
+        number: Its number, from 1.
+        of: Smallest total number of steps of this stage, if known.
+        reached: Relative standard uncertainty so far.
+        target: The uncertainty to reach.
+        left_s: Most seconds to the end of the measurement, including this step, if known.
+    """
+
+    stage: Literal["warm-up", "round"]
+    number: int
+    of: int | None = None
+    reached: float | None = None
+    target: float | None = None
+    left_s: float | None = None
+
+
+#: Called before each step, never during a measurement.
+StepCallback: TypeAlias = Callable[[Step], None]
+
+
+def ignore_step(step: Step) -> None:
+    """Do nothing."""
+
+
+def next_round(
+    rounds: Sequence[Round],
+    plan: RoundPlan,
+    warmup_s: float,
+    spent_s: float,
+    coverage: float,
+    round_s: float | None,
+) -> Step:
+    """Return the step of the round that follows ``rounds``.
 
     Args:
+        rounds: The rounds so far.
         plan: How to measure.
-        warmup: The warm-up, whose iterations were timed.
-        iterations: Iterations of each round.
-        gap_s: Length of each quiet gap (seconds).
-        warmup_s: Time from the start of the warm-up until now (seconds).
-        coverage: Smallest coverage of a meter, from 0 to 1.
+        warmup_s: Time from the start of the warm-up to its end (seconds).
+        spent_s: Time since then.
+        coverage: Share of the time in which the sensors sample.
+        round_s: What the first round takes with its quiet gaps, if known.
     """
-    round_s = warmup.iteration_s * iterations + 2 * gap_s if warmup.iteration_s else None
+    made = len(rounds)
     budget_s = 0.0 if plan.exact else max(0.0, plan.budget_s - warmup_s)
-    left_s = min(budget_s, ESTIMATE_S) if plan.is_estimate else budget_s
-    rounds = plan.rounds
-    if round_s is not None and not plan.exact:
-        fitting = math.ceil(left_s / round_s)
-        if plan.is_estimate:
-            fitting = max(fitting, min(ESTIMATE_ROUNDS, math.ceil(budget_s / round_s)))
-        rounds = max(plan.least, min(rounds, fitting))
-    return Forecast(rounds, plan.target, left_s, round_s, coverage, plan.rounds)
+    left_s = (min(budget_s, ESTIMATE_S) if plan.is_estimate else budget_s) - spent_s
+    round_s = spent_s / made if made else round_s
+    least, most_s = plan.rounds, None
+    if round_s is not None:
+        if not plan.exact:
+            fitting = max(made + math.ceil(left_s / round_s), ESTIMATE_ROUNDS if plan.is_estimate else 0)
+            least = max(plan.least, min(plan.rounds, fitting))
+        # At most: rounds end earlier if they meet the target.
+        adds = made >= least and not plan.is_estimate
+        most_s = max(max(1, least - made) * round_s, left_s if adds else 0.0)
+    reached = relative_uncertainty(rounds, coverage, plan.rounds)
+    return Step("round", made + 1, least, reached, plan.target, most_s)
 
 
 def is_finished(
@@ -120,15 +151,7 @@ def is_finished(
         return False
     if plan.exact or plan.rounds == 1 or warmup_s + spent_s >= plan.budget_s:
         return True
-    if plan.is_estimate and spent_s >= ESTIMATE_S and made >= min(plan.rounds, ESTIMATE_ROUNDS):
-        return True
     if made < plan.rounds:
-        return False
+        return plan.is_estimate and spent_s >= ESTIMATE_S and made >= ESTIMATE_ROUNDS
     reached = relative_uncertainty(rounds, coverage, plan.rounds)
-    return reached is None or reached <= plan.target or (plan.is_estimate and _is_fine(rounds, reached))
-
-
-def _is_fine(rounds: Sequence[Round], reached: float) -> bool:
-    """Return whether the mean power of the work is known to a few milliwatts."""
-    joules = math.fsum(round_.energy_j or 0.0 for round_ in rounds)
-    return reached * joules <= ESTIMATE_U_W * math.fsum(round_.duration_s for round_ in rounds)
+    return plan.is_estimate or reached is None or reached <= plan.target

@@ -26,7 +26,7 @@ from pytest_llenergy import real_time
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.energy.attribution import CpuUse
 from pytest_llenergy.energy.trace import Series, Tick, Trace
-from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, TickReference
+from pytest_llenergy.measure.host_meters import NO_CPU, DomainFacts, HostMeters, TickReference
 from pytest_llenergy.measure.request_energy import RequestSpan
 from pytest_llenergy.record.record import Tokens
 from pytest_llenergy.record.timeline import Iteration, RankTimeline, Timeline
@@ -176,14 +176,14 @@ class Workload(Protocol):
 class MeasuredRound:
     """A round with the quiet gaps before and after it (monotonic nanoseconds), and what its host saw of it.
 
-    ``run_round`` knows only the moments; the meters of a host add the rest. ``before``, ``during`` and
+    ``run_round`` knows only the moments; the meters of a host add the rest. ``cpu`` is the CPU use during the
+    work. ``before``, ``during`` and
     ``after`` are the conditions of the boards at its start, every half second during the work, and right
     after it. ``unleased`` are the UUIDs of other boards that the measured server uses. ``gap_cpu`` is the CPU
     use in both gaps, and ``in_reader`` whether the work ran in the thread that read the meters right before
     and after it. ``clock_u_ns`` is the standard uncertainty of the moments on the clock of a host that did
     not take them itself, and ``marking_u_ns`` that of the clock on which they were taken, which all hosts
-    share. ``quiet_until_ns`` is the end of the gap before it, if something else ran between the two.
-    ``requests`` are those that share its energy.
+    share. ``requests`` are those that share its energy.
     ``failure`` is why its work did not end or was not reported: then its moments are those at which the work
     was started and at which it failed.
     """
@@ -191,30 +191,17 @@ class MeasuredRound:
     timeline: Timeline
     gap_start_ns: int
     gap_end_ns: int
-    other_cpu_s: float = 0.0
-    stolen_cpu_s: float = 0.0
+    cpu: CpuUse = NO_CPU
     before: Mapping[str, Condition] | None = None
     during: Sequence[Mapping[str, Condition]] = ()
     after: Mapping[str, Condition] | None = None
     unleased: Sequence[str] = ()
-    own_cpu_s: float = 0.0
     gap_cpu: tuple[CpuUse, CpuUse] | None = None
     in_reader: bool = False
     clock_u_ns: float = 0.0
     marking_u_ns: float = 0.0
-    quiet_until_ns: int | None = None
     requests: tuple[RequestSpan, ...] = ()
     failure: BaseException | None = None
-
-    @property
-    def quiet_before_ns(self) -> int:
-        """End of the quiet gap before it."""
-        return self.timeline.start_ns if self.quiet_until_ns is None else self.quiet_until_ns
-
-    @property
-    def cpu(self) -> CpuUse:
-        """CPU use during the work."""
-        return CpuUse(self.own_cpu_s, self.other_cpu_s, self.stolen_cpu_s, self.timeline.duration_s)
 
     @property
     def has_busy_gap(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warm up until duration and power are stable, then calibrate the iterations of a round."""
+"""Warm up until an iteration takes a stable time, then choose the iterations of a round."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from pytest_llenergy import real_time
 from pytest_llenergy.energy.joint_solution import SHORTEST_TICKS
-from pytest_llenergy.energy.quiet_gaps import quiet_power
-from pytest_llenergy.energy.trace import Series, Trace
-from pytest_llenergy.measure.host_meters import BlockPower, HostMeters, enter_all
+from pytest_llenergy.measure.host_meters import DomainFacts, HostMeters, enter_all
 from pytest_llenergy.measure.phases import phase_spans
-from pytest_llenergy.measure.remaining_time import Step, StepCallback, ignore_step
+from pytest_llenergy.measure.round_plan import RoundPlan, Step, StepCallback, ignore_step
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.record.metrics import PHASE_ITERATIONS
 
-#: Consecutive blocks that differ by no more than this are settled.
+#: Consecutive blocks whose iterations take times that differ by no more than this are settled.
 SETTLED = 0.05
 
 #: Shortest block that is compared, in seconds and in ticks of the slowest counter.
-MIN_BLOCK_S = 0.05
-BLOCK_TICKS = 3.5
-
-#: Smallest number of ticks in a block for its power to count.
-MIN_TICKS = 3
+MIN_BLOCK_S, BLOCK_TICKS = 0.05, 3.5
 
 #: Largest number of blocks.
 MAX_BLOCKS = 10
@@ -35,7 +28,7 @@ MAX_BLOCKS = 10
 MAX_BUDGET_SHARE = 0.5
 
 CRITERION = (
-    f"duration and power of two blocks in a row within {SETTLED:.0%}, at most {MAX_BLOCKS} blocks or "
+    f"times of two blocks in a row within {SETTLED:.0%}, at most {MAX_BLOCKS} blocks or "
     f"{MAX_BUDGET_SHARE:.0%} of the budget"
 )
 GIVEN = "number of iterations given"
@@ -58,191 +51,106 @@ METER_SHARE = 0.5
 class WarmUp:
     """Result of a warm-up.
 
-    ``iteration_s``, ``power_w`` and ``phases_s``, the mean length of each phase, are those of its last block
-    if known.
+    Attributes:
+        iterations: How many were run.
+        settled: Whether the work has settled; None if the number of iterations was given.
+        criterion: What decided, for the record.
+        iteration_s: Time of an iteration in the last block, if there was one.
+        phases_s: Mean length of each phase in the last block.
     """
 
     iterations: int
     settled: bool | None
     criterion: str
-    iteration_s: float | None
-    power_w: float | None
+    iteration_s: float | None = None
     phases_s: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Block:
-    iterations: int
-    duration_s: float
-    power_w: float | None
-    blur: float
-    phases_s: tuple[float, ...] = ()
-
-    @property
-    def iteration_s(self) -> float:
-        return self.duration_s / self.iterations
-
-    def agrees_with(self, other: _Block) -> bool:
-        """Return whether both blocks agree within the criterion; an unknown power does not count.
-
-        ``blur`` is the relative uncertainty of a power from the times of its ticks.
-        """
-        settled = abs(self.iteration_s - other.iteration_s) <= SETTLED * max(
-            self.iteration_s, other.iteration_s
-        )
-        if self.power_w is None or other.power_w is None:
-            return settled
-        allowed = SETTLED + self.blur + other.blur
-        return settled and abs(self.power_w - other.power_w) <= allowed * max(self.power_w, other.power_w)
 
 
 def warm_up(
     workload: Workload,
-    given: int | None,
-    budget_s: float,
+    plan: RoundPlan,
     hosts: Sequence[HostMeters],
     on_step: StepCallback = ignore_step,
-    block_iterations: int = 1,
 ) -> WarmUp:
-    """Run ``given`` iterations, or run until the work has settled if ``given`` is ``None``.
+    """Run the iterations that the plan names, or run until the work has settled if it names none.
 
     Args:
         workload: The work.
-        given: Number of iterations; None warms up until the work has settled.
-        budget_s: Time that measuring may take (seconds).
+        plan: How to measure.
         hosts: The meters.
         on_step: Called before each block.
-        block_iterations: Iterations of each block, which divide ``given``.
     """
     __tracebackhide__ = True
-    if given is not None:
-        blocks = []
-        count = given // block_iterations
+    if plan.warmup is not None:
+        count, last = plan.warmup // plan.warmup_block, WarmUp(0, None, GIVEN)
         for number in range(1, count + 1):
             on_step(Step("warm-up", number, count))
-            blocks.append(_block(workload, block_iterations, hosts))
-        return _result(given, None, GIVEN, blocks[-1] if blocks else None)
+            last = _run_block(workload, plan.warmup_block, hosts)
+        return WarmUp(plan.warmup, None, GIVEN, last.iteration_s, last.phases_s)
     periods_s = [domain.period_s for host in hosts for domain in host.domains()]
     least_s = max([MIN_BLOCK_S, *(BLOCK_TICKS * period_s for period_s in periods_s)])
-    on_step(Step("warm-up", 1))
-    block, total, spent_s = _block(workload, 1, hosts), 1, 0.0
-    for number in range(2, MAX_BLOCKS + 1):
-        spent_s += block.duration_s
-        iterations = block.iterations
-        if block.duration_s < least_s:
-            iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / block.duration_s))
-        if spent_s + iterations * block.iteration_s > MAX_BUDGET_SHARE * budget_s:
-            break
+    block, total, spent_s, iterations = WarmUp(0, False, CRITERION), 0, 0.0, 1
+    comparable, settled = False, False
+    for number in range(1, MAX_BLOCKS + 1):
         on_step(Step("warm-up", number))
-        following = _block(workload, iterations, hosts)
-        total += iterations
-        if iterations == block.iterations and following.agrees_with(block):
-            return _result(total, True, CRITERION, following)
-        block = following
-    return _result(total, False, CRITERION, block)
+        before_s, block = block.iteration_s or 0.0, _run_block(workload, iterations, hosts)
+        each_s = block.iteration_s or 0.0
+        total, spent_s = total + iterations, spent_s + each_s * iterations
+        settled = comparable and abs(each_s - before_s) <= SETTLED * max(each_s, before_s)
+        comparable = each_s * iterations >= least_s
+        if not comparable:
+            # Blocks of another length follow.
+            iterations = math.ceil(iterations * min(10.0, 1.2 * least_s / max(each_s * iterations, 1e-9)))
+        if settled or spent_s + iterations * each_s > MAX_BUDGET_SHARE * plan.warmup_budget_s:
+            break
+    return WarmUp(total, settled, CRITERION, block.iteration_s, block.phases_s)
 
 
-def _result(total: int, settled: bool | None, criterion: str, last: _Block | None) -> WarmUp:
-    if last is None:
-        return WarmUp(total, settled, criterion, None, None)
-    return WarmUp(total, settled, criterion, last.iteration_s, last.power_w, last.phases_s)
-
-
-def _block(workload: Workload, iterations: int, hosts: Sequence[HostMeters]) -> _Block:
+def _run_block(workload: Workload, iterations: int, hosts: Sequence[HostMeters]) -> WarmUp:
     __tracebackhide__ = True
     workload.prepare_round()
     with enter_all(host.at_work() for host in hosts):
         workload.work(iterations)
     timeline = workload.timeline()
-    phases_s = tuple(
-        fmean(end - start for start, end in spans) / 1e9 for spans in phase_spans(timeline).values()
-    )
-    powers = [host.block_power(timeline.start_ns, timeline.end_ns) for host in hosts]
-    known = [power for power in powers if power is not None]
-    if not hosts or len(known) < len(powers):
-        return _Block(iterations, timeline.duration_s, None, 0.0, phases_s)
-    power_w, blur = sum(each.watts for each in known), max(each.blur for each in known)
-    return _Block(iterations, timeline.duration_s, power_w, blur, phases_s)
+    spans = phase_spans(timeline).values()
+    phases_s = tuple(fmean(end - start for start, end in parts) / 1e9 for parts in spans)
+    return WarmUp(iterations, None, CRITERION, timeline.duration_s / iterations, phases_s)
 
 
-def block_power(trace: Trace, start_ns: int, end_ns: int) -> BlockPower | None:
-    """Return the power of a block of work, ``None`` without counters or if one ticked too rarely in it.
-
-    Args:
-        trace: One series for each domain.
-        start_ns: Start of the block (monotonic nanoseconds).
-        end_ns: End of the block (monotonic nanoseconds).
-    """
-    power_w, blur = 0.0, 0.0
-    for series in trace:
-        ticks = series.ticks_between(start_ns, end_ns)
-        if len(ticks) < MIN_TICKS:
-            return None
-        first, last = ticks[0], ticks[-1]
-        power_w += last.watts_since(first)
-        blur = max(blur, (first.gap_s + last.gap_s) / ((last.time_ns - first.time_ns) / 1e9))
-    return BlockPower(power_w, blur) if trace else None
-
-
-def calibrate_iterations(
-    warmup: WarmUp, rounds: int, gap_s: float, target: float, budget_s: float, hosts: Sequence[HostMeters]
+def choose_iterations(
+    warmup: WarmUp, plan: RoundPlan, gap_s: float, budget_s: float, domains: Sequence[DomainFacts]
 ) -> int:
-    """Return the iterations of each round, as many as the target needs and the budget allows.
+    """Return the iterations of each round, as many as the meters need and the budget allows.
 
     Rounds last at least 100 ms, 200 ms with a slow counter, and have at least one iteration. If a phase is
-    shorter than two ticks, all rounds together have 20 iterations. Measures a quiet gap. Returns 1 without a
-    warm-up, since the duration of an iteration is then unknown.
+    shorter than two ticks, all rounds together have 20 iterations. Returns 1 without a warm-up, since the
+    duration of an iteration is then unknown.
 
     Args:
         warmup: Result of the warm-up.
-        rounds: Smallest number of rounds.
+        plan: How to measure.
         gap_s: Length of each quiet gap (seconds).
-        target: Relative standard uncertainty to reach.
-        budget_s: Time that measuring may take (seconds).
-        hosts: The meters.
+        budget_s: Time that the rounds may take (seconds).
+        domains: What is read.
     """
     if not warmup.iteration_s:
         return 1
-    start_ns = real_time.monotonic_ns()
-    with enter_all(host.reading_closely() for host in hosts):
-        real_time.sleep(gap_s)
-    end_ns = real_time.monotonic_ns()
-    needed = [host.required_round_s(start_ns, end_ns, warmup.power_w, rounds, target) for host in hosts]
-    needed_s = max(needed, default=0.0)
-    allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
-    ticking_s = [domain.period_s for host in hosts for domain in host.domains() if domain.ticks]
-    slowest_s = max(ticking_s, default=0.0)
+    rounds = plan.rounds
+    needed_s = max((_required_round_s(each, rounds, plan.target) for each in domains), default=0.0)
+    slowest_s = max((each.period_s for each in domains if each.ticks), default=0.0)
     if any(SHORTEST_TICKS * slowest_s <= each < SHORT_PHASE_TICKS * slowest_s for each in warmup.phases_s):
         needed_s = max(needed_s, math.ceil(PHASE_ITERATIONS / rounds) * warmup.iteration_s)
+    allowed_s = max(0.0, budget_s / rounds - 2 * gap_s)
     round_s = max(min(needed_s, allowed_s), MIN_SLOW_ROUND_S if slowest_s >= SLOW_TICK_S else MIN_ROUND_S)
     return max(1, math.ceil(round_s / warmup.iteration_s - 1e-6))
 
 
-def required_round_s(
-    series: Series, start_ns: int, end_ns: int, busy_w: float | None, rounds: int, target: float
-) -> float:
-    """Return how long a round must be for the meters to meet their share of the target (seconds).
+def _required_round_s(domain: DomainFacts, rounds: int, target: float) -> float:
+    """Return how long a round must be for a meter to meet its share of the target (seconds).
 
-    The uncertainty of a round does not depend on its length. It comes from the times of two ticks at idle
-    power and, for a part-time sensor, from two steps between idle and busy power (see
-    ``window_arithmetic.coverage_variance``).
-
-    Args:
-        series: Trace of the domain.
-        start_ns: Start of a quiet gap (monotonic nanoseconds).
-        end_ns: End of the gap (monotonic nanoseconds).
-        busy_w: Power during the work (W); None if unknown.
-        rounds: Smallest number of rounds.
-        target: Relative standard uncertainty to reach.
+    A full-time sensor needs some ticks. What a part-time sensor does not see of two steps of power does not
+    depend on the length of the round (see ``window_arithmetic.coverage_variance``).
     """
-    period_s = series.period_s or 0.0
-    least_s = ROUND_TICKS * period_s if series.domain.max_age_s is None else period_s
-    quiet = quiet_power(series, start_ns, end_ns)
-    if quiet is None or not busy_w:
-        return least_s
-    edges = 4 * (quiet.watts * max(quiet.first.gap_s, quiet.last.gap_s)) ** 2 / 12
-    resolution = series.domain.resolution_j**2 / 6
-    missed_s = (1 - series.domain.coverage) * period_s
-    coverage = 2 * (missed_s * max(0.0, busy_w - quiet.watts)) ** 2 / 12
-    bound_j = math.sqrt(edges + resolution + coverage)
-    return max(least_s, bound_j / (busy_w * target * METER_SHARE * math.sqrt(rounds)))
+    least_s = ROUND_TICKS * domain.period_s if domain.ticks else domain.period_s
+    unseen_s = (1 - domain.coverage) * domain.period_s / math.sqrt(6)
+    return max(least_s, unseen_s / (target * METER_SHARE * math.sqrt(rounds)))

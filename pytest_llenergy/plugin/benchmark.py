@@ -50,6 +50,11 @@ EVERY_S = 0.05
 #: Timers of wall-clock time.
 WALL_CLOCKS = (time.perf_counter, time.monotonic, time.time)
 
+OTHER_TIMER = (
+    "the timer of pytest-benchmark, {timer}, may not measure wall-clock time, so that its rounds have no "
+    "moments; use time.perf_counter"
+)
+
 NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be unsupported"
 
 RAISED = "the benchmark raised {error}"
@@ -217,21 +222,23 @@ class RoundClock:
         if self._ends:
             self._meters.end()
 
-    def to_rounds(self) -> ForeignRounds | None:
-        """Return all rounds; None if there was none."""
+    def to_rounds(self) -> ForeignRounds | str:
+        """Return all rounds, or why their energy cannot be known."""
         if not self._ends:
-            return None
+            return NO_ROUNDS.format(version=_tool_version())
+        timer = self._stats.options.get("timer")
+        if timer not in WALL_CLOCKS:
+            return OTHER_TIMER.format(timer=getattr(timer, "__qualname__", repr(timer)))
         count = len(self._stats.stats.data)
         if self._ends[-1][0] != count:
             self._ends.append((count, round(self._last_s() * 1e9)))
-        iterations, timer = self._stats.iterations, self._stats.options.get("timer")
+        iterations = self._stats.iterations
         return ForeignRounds(
             durations_s=[each * iterations for each in self._stats.stats.data],
             iterations=iterations,
             ends=self._ends,
             begin_ns=self._begin_ns,
             plain=self._plain,
-            timer=None if timer in WALL_CLOCKS else getattr(timer, "__qualname__", repr(timer)),
         )
 
 
@@ -300,8 +307,9 @@ class Measured:
             self._llenergy_rounds = None
         draft.forget_ranks()
         criterion = f"pytest-benchmark {_tool_version()} chose rounds, iterations and warm-up"
-        if (found := rounds.to_rounds()) is None:
-            draft.unmeasured = NO_ROUNDS.format(version=_tool_version())
+        found = rounds.to_rounds()
+        if isinstance(found, str):
+            draft.unmeasured = found
             meters.abandon()
             return result
         draft.experiment = meters.account(found, criterion, context.settings.target)

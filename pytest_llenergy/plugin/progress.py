@@ -19,11 +19,10 @@ import pytest
 
 from pytest_llenergy import real_time
 from pytest_llenergy.plugin.stash import is_worker
-from pytest_llenergy.record.quantity import format_energy
 from pytest_llenergy.record.text import one_line, short_test_name, shorten
 
 if TYPE_CHECKING:
-    from pytest_llenergy.measure.remaining_time import Step
+    from pytest_llenergy.measure.round_plan import Step
 
 #: Time before the first line of a test, and between further ones, where no line is redrawn.
 FIRST_LINE_S, NEXT_LINE_S = 10.0, 30.0
@@ -33,15 +32,13 @@ DRAWING_S = 0.05
 
 
 def describe_step(step: Step) -> str:
-    """Describe a step of a measurement, such as ``round 3 of 6, 4.1 J so far, 5 s left``."""
+    """Describe a step of a measurement, such as ``round 3 of 6, 5 s left``."""
     parts = [f"{step.stage} {step.number}"]
     if step.of is not None and step.number <= step.of:
         parts[0] += f" of {step.of}"
     elif step.stage == "round" and step.reached is not None:
         # An added round: rounds are added until the target or the budget is reached.
         parts[0] += f", u {step.reached:.1%} for {step.target:.1%}"
-    if step.energy_j is not None:
-        parts.append(f"{format_energy(step.energy_j)}{' (estimated)' if step.estimated else ''} so far")
     if step.left_s is not None:
         parts.append(f"{format_duration(step.left_s)} left")
     return ", ".join(parts)

@@ -105,8 +105,8 @@ def _explain_unresolvable(values: Sequence[RoundValue], name: str, rounds: Seque
     phases = ((find_phase(each, name), each.iterations) for each in rounds)
     mean_s = fmean(phase.duration_s / count for phase, count in phases if phase is not None)
     iterations = min(each.iterations for each in rounds)
-    # It falls with the root of the iterations.
-    needed = max(iterations * (u / RESOLVABLE) ** 2, PHASE_ITERATIONS / len(values))
+    # It falls with the root of the iterations, and is itself known from these few; so some more.
+    needed = 2 * max(iterations * (u / RESOLVABLE) ** 2, PHASE_ITERATIONS / len(values))
     advice = "no number of iterations makes up for it; make the phase longer"
     if needed <= MOST_ITERATIONS:
         digits = 10 ** max(0, math.ceil(math.log10(needed)) - 2)

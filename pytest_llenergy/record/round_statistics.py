@@ -156,19 +156,6 @@ def middle_rate(values: Sequence[float]) -> float:
     return 1 / median(1 / value for value in values)
 
 
-def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
-    """Return the value on either side of which lies half of the weight."""
-    ordered = sorted(zip(values, weights, strict=True))
-    half, below = sum(weights) / 2, 0.0
-    for index, (value, weight) in enumerate(ordered):
-        below += weight
-        if math.isclose(below, half) and index + 1 < len(ordered):
-            return (value + ordered[index + 1][0]) / 2
-        if below >= half:
-            return value
-    return ordered[-1][0]
-
-
 def uncertainty_of_median(values: Sequence[float]) -> float:
     """Return half of the interval that contains the median with p = 95.45 %; needs two values.
 

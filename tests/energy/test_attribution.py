@@ -22,7 +22,7 @@ from pytest_llenergy.energy.uncertainty import Attributed, Power, WindowEnergy
 from pytest_llenergy.energy.window import Measuring
 from pytest_llenergy.energy.window_meters import LocalWindows
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretch
+from pytest_llenergy.measure.foreign_rounds import Stretch, account_stretches
 from pytest_llenergy.measure.host_meters import TickReference
 from pytest_llenergy.measure.local_meters import LocalMeters
 from pytest_llenergy.measure.round_plan import RoundPlan
@@ -231,7 +231,7 @@ def test_rounds_of_another_tool_are_split_by_the_cpu_time_of_all_of_them() -> No
         iteration(START, END), other_cpu_s=6, own_cpu_s=2, gap_cpu=(use(0, 0, 0.25), use(0, 0, 0.25))
     )
     half = Stretch(START, START + S, rounds=1, iterations=1, timed_s=1.0)
-    round_ = account_stretch(half, marks, [package(own=1, before=0, during=3, after=0)])
+    (round_,) = account_stretches([half], marks, [package(own=1, before=0, during=3, after=0)])
     part = round_.by_domain["cpu:package-0"]
     assert round_.energy_j == pytest.approx(IDLE_W + CORE_W, rel=1e-2)
     assert part.kind == "attributed"
@@ -247,7 +247,7 @@ def test_the_joules_between_rounds_of_another_tool_do_not_include_those_of_other
         iteration(START, END), other_cpu_s=2 * others, own_cpu_s=2, gap_cpu=(use(0, 0, 0.25), use(0, 0, 0.25))
     )
     stretch = Stretch(START, START + S, rounds=1, iterations=1, timed_s=0.75)
-    round_ = account_stretch(stretch, marks, [package(own=1, before=0, during=others, after=0)])
+    (round_,) = account_stretches([stretch], marks, [package(own=1, before=0, during=others, after=0)])
     own_j = IDLE_W + CORE_W
     assert round_.energy_j == pytest.approx(0.75 * own_j, rel=1e-2)
     # A quarter of the time is between rounds, with nothing to twice the joules of this process.
@@ -262,7 +262,7 @@ def test_use_by_others_before_rounds_of_another_tool_is_not_idle_power(
     gaps = use(0, 3, 0.25), use(0, after, 0.25)
     marks = measured_round(iteration(START, END), own_cpu_s=2, gap_cpu=gaps)
     stretch = Stretch(START, START + S, rounds=1, iterations=1, timed_s=1.0)
-    round_ = account_stretch(stretch, marks, [package(own=1, before=3, during=0, after=after)])
+    (round_,) = account_stretches([stretch], marks, [package(own=1, before=3, during=0, after=after)])
     assert round_.energy_j == pytest.approx(IDLE_W + CORE_W, rel=1e-2)
     assert round_.idle_power_w == (None if idle_w is None else pytest.approx(idle_w, rel=1e-2))
 
@@ -281,7 +281,7 @@ def test_use_by_others_while_a_round_waits_for_its_phase_does_not_count(
     with LocalMeters(open_package()) as host:
         round_ = run_round(CallWorkload(lambda: time.sleep(0.2)), 1, 0.1, Waiting(1), [host])
         found = host.account(round_)()
-    assert found.other_cpu_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
+    assert found.cpu.other_s == pytest.approx(3 * round_.timeline.duration_s, rel=0.2)
 
 
 def test_a_window_beside_others_is_split_with_idle_power_unknown() -> None:

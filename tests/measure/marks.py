@@ -60,12 +60,10 @@ def measured_round(
         timeline,
         gap_start_ns,
         gap_end_ns,
-        other_cpu_s,
-        stolen_cpu_s,
+        CpuUse(own_cpu_s, other_cpu_s, stolen_cpu_s, timeline.duration_s),
         before=before,
         during=during,
         after=after,
-        own_cpu_s=own_cpu_s,
         gap_cpu=gap_cpu,
     )
 

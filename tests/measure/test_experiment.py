@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.meters.base import Domain, Meter, within
 from pytest_llenergy.energy.meters.select import Selection
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.measure.round_plan import ESTIMATE_TARGET
 from pytest_llenergy.measure.rounds import CallWorkload
 from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.round_statistics import phases_cover_tick
@@ -223,15 +221,7 @@ class Resting:
         """Do nothing: the meter holds no resources."""
 
 
-class Trickle(Resting):
-    """An estimate of 0.3 to 1.7 mW, up and down, a third of a period from a round of 0.1 s to the next."""
-
-    def read(self) -> list[float | str]:
-        now_s = time.monotonic()
-        return [1e-3 * now_s + 5e-5 * math.sin(14 * now_s)]
-
-
-def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
+def test_an_estimate_needs_no_gaps_and_no_added_rounds() -> None:
     used_s = []
 
     def compute() -> None:
@@ -243,10 +233,9 @@ def test_an_estimate_needs_no_gaps_and_two_seconds() -> None:
     plan = round_plan(rounds=6, target=1e-6, budget_s=60.0)
     result = measure(CallWorkload(compute), plan, Selection((Resting(),), ()), Lease(devices=("cpu",)))
     procedure = result.procedure
-    assert (procedure.gap_s, procedure.budget_s, procedure.target) == (0.001, 60.0, 0.05)
-    assert len(result.rounds) >= 6
-    # No round was added after two seconds.
-    assert len(result.rounds) == 6 or sum(round_.duration_s for round_ in result.rounds[:-1]) < 2.0
+    assert (procedure.gap_s, procedure.budget_s, procedure.target) == (0.001, 60.0, 1e-6)
+    # Four, if they took two seconds on a busy machine.
+    assert 4 <= len(result.rounds) <= 6
     for round_ in result.rounds:
         # A hundred on an idle machine.
         assert round_.iterations == procedure.iterations >= 5
@@ -301,14 +290,6 @@ class TestEstimate:
             lambda result: max(round_.duration_s for round_ in result.rounds) < 0.8,
         )
         assert (result.procedure.warmup_iterations, len(result.rounds)) == (1, 4)
-
-    def test_work_that_only_waits_needs_no_rounds_to_know_how_little_it_costs(self) -> None:
-        result = run_on(Trickle(), lambda: time.sleep(0.1), rounds=4, floor=3, budget_s=60.0)
-        assert result.procedure.reached is not None
-        assert result.procedure.reached > ESTIMATE_TARGET
-        # Its power is known to a hundredth of a watt, however much it scatters relatively. Two seconds, the
-        # other limit, would hold twenty rounds.
-        assert 4 <= len(result.rounds) < 10
 
     def test_it_is_not_asked_for_a_target(self) -> None:
         waits = count(1)

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_llenergy.devices.condition import Condition
 from pytest_llenergy.devices.processes import BoardProcess
+from pytest_llenergy.energy.host_window import trace_flags
 from pytest_llenergy.energy.meters.base import Domain
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
@@ -20,8 +21,8 @@ from pytest_llenergy.measure import quality
 from pytest_llenergy.measure.quality import (
     drift_flags,
     energy_flags,
-    host_flags,
     unfinished_flag,
+    use_flags,
 )
 from pytest_llenergy.measure.rounds import MeasuredRound
 from pytest_llenergy.record.metrics import compute_metrics
@@ -46,7 +47,9 @@ def ticking(period_ms: int = 10, meter_domain: Domain | None = None) -> Series:
 def flags(
     energy: WindowEnergy = GOOD, round_: MeasuredRound | None = None, series: Series | None = None
 ) -> list[str]:
-    found = [*energy_flags(energy), *host_flags(round_ or measured_round(WORK), [series or ticking()])]
+    measured = round_ or measured_round(WORK)
+    edges_ns = measured.timeline.start_ns, measured.timeline.end_ns
+    found = [*energy_flags(energy), *trace_flags([series or ticking()], *edges_ns), *use_flags(measured)]
     return [f"{flag.severity}: {flag.name}: {flag.detail}" for flag in found]
 
 

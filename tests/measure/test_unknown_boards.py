@@ -12,10 +12,6 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.energy.trace import Series
-from pytest_llenergy.measure.local_meters import domain_facts
-from pytest_llenergy.measure.quality import widen_by_scatter
-from pytest_llenergy.record.metrics import compute_metrics
 from pytest_llenergy.record.record import Round
 
 from ..energy.watching import Spell, simulate_reader
@@ -27,9 +23,7 @@ from .marks import account_here, iteration, measured_round
 GAP_NS = 400 * MS
 
 
-def rounds_on(
-    sensor_window_ms: int, length_ms: int, seed: int, n: int = 6, assumed: float = 0.2
-) -> tuple[list[Round], Series]:
+def rounds_on(sensor_window_ms: int, length_ms: int, seed: int, n: int) -> list[Round]:
     """Return ``n`` rounds of 500 W over 100 W, in n strata of a tick of 100 ms."""
     rng, rounds = Random(seed), []
     for stratum in range(n):
@@ -37,7 +31,7 @@ def rounds_on(
         end_ns = start_ns + length_ms * MS
         wave = Wave(((EPOCH - 8 * S, 100.0), (start_ns, 500.0), (end_ns, 100.0)))
         sensor = Sensor(wave, 100 * MS, window_ns=sensor_window_ms * MS)
-        unknown = domain(period_s=0.1, coverage=assumed, highest_w=700.0)._replace(coverage_known=False)
+        unknown = domain(period_s=0.1, coverage=0.2, highest_w=700.0)._replace(coverage_known=False)
         gaps = (start_ns - GAP_NS, end_ns + GAP_NS)
         spells = [
             Spell(gaps[0], start_ns, False),
@@ -46,7 +40,7 @@ def rounds_on(
         ]
         series = simulate_reader([sensor], rng, gaps[0] - S, gaps[1] + S, unknown, spells)
         rounds.append(account_here(measured_round(iteration(start_ns, end_ns), gaps=gaps), [series]))
-    return rounds, series
+    return rounds
 
 
 def score(round_: Round, true_j: float) -> float:
@@ -59,38 +53,15 @@ def score(round_: Round, true_j: float) -> float:
 @pytest.mark.parametrize("sensor_window_ms", [20, 25, 50, 0])
 def test_the_assumed_width_covers_rounds_of_any_measured_share(sensor_window_ms: int, length_ms: int) -> None:
     """Taken for full-time sensors, 25 of 100 ms were within 2u in 0 of 16 rounds of 350 ms."""
-    rounds = rounds_on(sensor_window_ms, length_ms, seed=length_ms, n=40)[0]
+    rounds = rounds_on(sensor_window_ms, length_ms, seed=length_ms, n=40)
     true_j = 0.5 * length_ms
     assert fmean(score(round_, true_j) <= 2 for round_ in rounds) >= 0.85
     # It is little in a long round.
     assert length_ms < 2000 or max(round_.energy_u_j or 0.0 for round_ in rounds) < 0.02 * true_j
 
 
-def test_scatter_far_above_the_width_widens_rounds_and_metric() -> None:
-    """If a sensor sees even less than assumed, only the scatter of the rounds shows it."""
-    rounds, series = rounds_on(25, 350, seed=3, n=8, assumed=0.95)
-    assert fmean(score(round_, 175) <= 2 for round_ in rounds) < 0.5
-    wide = widen_by_scatter(rounds, [domain_facts(series)])
-    assert fmean(score(round_, 175) <= 2 for round_ in wide) == 1
-    for round_ in wide:
-        (gpu,) = round_.by_domain.values()
-        assert gpu.energy_u_j == pytest.approx(round_.energy_u_j)
-        assert round_.terms is not None
-        assert round_.terms.coverage_j > 0.9 * (round_.energy_u_j or 0.0)
-    metric = compute_metrics(wide, None, 0.95)["energy_j"]
-    assert metric.value == pytest.approx(175, abs=3 * (metric.uncertainty or 0.0))
-    assert (metric.uncertainty or 0.0) < (wide[0].energy_u_j or 0.0)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_scatter_of_a_known_sensor_or_within_the_width_changes_nothing(known: bool) -> None:
-    rounds, series = rounds_on(25, 350, seed=3, assumed=0.95 if known else 0.2)
-    series.domain = series.domain._replace(coverage_known=known)
-    assert widen_by_scatter(rounds, [domain_facts(series)]) == rounds
-
-
 @pytest.mark.slow
-def test_real_pytest_flags_and_widens_a_board_outside_the_table(
+def test_real_pytest_flags_a_board_outside_the_table(
     pytester: pytest.Pytester, nvml_children: Give, read_report: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     board = Board(name="NVIDIA B200", power_w=100.0, latch_ns=100 * MS, sensor_window_ns=25 * MS)

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pytest_llenergy.energy.trace import Series
+from pytest_llenergy.measure.host_meters import DomainFacts
 from pytest_llenergy.measure.warmup import (
     CRITERION,
     GIVEN,
     MAX_BLOCKS,
     WarmUp,
-    calibrate_iterations,
-    required_round_s,
+    choose_iterations,
     warm_up,
 )
 from pytest_llenergy.record.timeline import Timeline
 
-from ..energy.waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
+from ..energy.waves import EPOCH, MS
 from .marks import ReadBefore, iteration, rank_of
+from .plans import round_plan
 
 
 @dataclass
@@ -48,7 +48,8 @@ def run_warm_up(
 ) -> tuple[Timed, WarmUp]:
     endless = [*durations_ms, *[durations_ms[-1]] * 20] if durations_ms else []
     workload = Timed(iter(endless))
-    return workload, warm_up(workload, given, budget_s, [ReadBefore([])])
+    plan = round_plan(warmup=given, budget_s=budget_s)
+    return workload, warm_up(workload, plan, [ReadBefore([])])
 
 
 def test_warm_up_ends_once_two_iterations_in_a_row_agree() -> None:
@@ -88,34 +89,30 @@ def test_a_given_number_of_warm_up_iterations_is_used() -> None:
 def test_without_warm_up_rounds_have_one_iteration() -> None:
     _, found = run_warm_up([], given=0)
     assert found.iteration_s is None
-    assert calibrate_iterations(found, 6, 0.1, 0.02, 20.0, [ReadBefore([])]) == 1
+    assert chosen(found) == 1
 
 
-class TestCalibration:
-    """Idle power 100 W, busy 500 W; the counter ticks every 100 ms and is read every millisecond."""
+def chosen(
+    warmup: WarmUp, rounds: int = 6, target: float = 0.02, budget_s: float = 60.0, coverage: float = 1.0
+) -> int:
+    """Return the iterations of a round with a counter that ticks every 100 ms."""
+    gpu = DomainFacts("gpu:A", "measured", 0.1, True, False, 0.0, coverage, True)
+    plan = round_plan(rounds=rounds, target=target)
+    return choose_iterations(warmup, plan, 0.0, budget_s, [gpu])
 
-    IDLE = Wave(((EPOCH - S, 100.0), (EPOCH + 5 * S, 100.0)))
 
-    def series(self, coverage: float = 1.0, read_ns: int = MS) -> Series:
-        meter_domain = domain(coverage=coverage, period_s=0.1)
-        return read_at(Sensor(self.IDLE, 100 * MS), range(EPOCH, EPOCH + 2 * S, read_ns), meter_domain)
-
-    def required_s(self, series: Series, target: float, rounds: int = 6) -> float:
-        return required_round_s(series, EPOCH, EPOCH + 2 * S, 500.0, rounds, target)
+class TestIterations:
+    MILLISECOND = WarmUp(100, True, CRITERION, 0.001)
 
     def test_a_sensor_that_sees_everything_needs_three_ticks(self) -> None:
-        assert self.required_s(self.series(), 0.02) == pytest.approx(0.3)
+        assert chosen(self.MILLISECOND) == 300
 
     def test_a_part_time_sensor_needs_rounds_long_enough_for_its_blind_time(self) -> None:
-        # (1-f) T dP / sqrt(6) = 12.2 J; half of 1 % of 500 W, over six rounds.
-        expected_s = 0.075 * 400 / 6**0.5 / (500 * 0.005 * 6**0.5)
-        assert self.required_s(self.series(0.25), 0.01) == pytest.approx(expected_s, rel=0.01)
-
-    def test_a_rarely_read_counter_needs_longer_rounds(self) -> None:
-        blurred = self.series(read_ns=50 * MS)
-        # Two ticks, each known within 50 ms, at 100 W.
-        expected_s = 2 * 100 * 0.05 / 12**0.5 / (500 * 0.001 * 6**0.5)
-        assert self.required_s(blurred, 0.002) == pytest.approx(expected_s, rel=0.01)
+        # (1-f) T P / sqrt(6), and half of 1 % of P, over six rounds.
+        assert chosen(self.MILLISECOND, target=0.01, coverage=0.25) == 2500
+        # More rounds may be shorter, and all stay within the budget.
+        assert chosen(self.MILLISECOND, 24, 0.01, coverage=0.25) == 1250
+        assert chosen(self.MILLISECOND, target=0.01, budget_s=6.0, coverage=0.25) == 1000
 
     @pytest.mark.parametrize(
         ("phases_s", "rounds", "iterations"),
@@ -133,17 +130,8 @@ class TestCalibration:
     def test_a_phase_shorter_than_two_ticks_is_repeated_twenty_times(
         self, phases_s: tuple[float, ...], rounds: int, iterations: int
     ) -> None:
-        hosts = [ReadBefore([self.series()])]
         # Three ticks take 0.3 s.
-        warmed_up = WarmUp(5, True, CRITERION, 0.2, 500.0, phases_s)
-        assert calibrate_iterations(warmed_up, rounds, 0.0, 0.02, 60.0, hosts) == iterations
+        assert chosen(WarmUp(5, True, CRITERION, 0.2, phases_s), rounds) == iterations
 
     def test_repetitions_of_a_short_phase_stay_within_the_budget(self) -> None:
-        hosts = [ReadBefore([self.series()])]
-        warmed_up = WarmUp(5, True, CRITERION, 1.0, 500.0, (0.04,))
-        assert calibrate_iterations(warmed_up, 5, 0.0, 0.02, 10.0, hosts) == 2
-
-    def test_more_rounds_may_be_shorter(self) -> None:
-        part_time = self.series(0.25)
-        ratio = self.required_s(part_time, 0.005) / self.required_s(part_time, 0.005, rounds=24)
-        assert ratio == pytest.approx(2)
+        assert chosen(WarmUp(5, True, CRITERION, 1.0, (0.04,)), 5, budget_s=10.0) == 2

@@ -14,8 +14,7 @@ import pytest
 
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.host_meters import HostMeters, close_all
-from pytest_llenergy.measure.remaining_time import StepCallback
-from pytest_llenergy.measure.round_plan import RoundPlan
+from pytest_llenergy.measure.round_plan import RoundPlan, StepCallback
 from pytest_llenergy.measure.rounds import Workload
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.metrics import compute_metrics

@@ -103,7 +103,8 @@ def test_estimate_neither_sleeps_nor_reads_more_than_before_and_after_short_roun
             monkeypatch.setattr(time, "sleep", slept.append)
             monkeypatch.setattr(EstimateMeter, "read", lambda meter: readings.append(0) or read(meter))
             benchmark.pedantic(sum, (range(20),), rounds=20)
-            assert (slept, len(readings)) == ([], 2)
+            # One before the rounds and two after them.
+            assert (slept, len(readings)) == ([], 3)
         """
     )
     quick.runpytest("--energy-report", "--energy-meter=estimate", *SHORT).assert_outcomes(passed=1)

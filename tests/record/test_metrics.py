@@ -278,12 +278,6 @@ def test_a_rate_is_the_count_over_the_time_of_the_middle_rounds() -> None:
     assert round_statistics.middle_rate([1.0, 2.0, 4.0, 50.0]) == pytest.approx(1 / fmean([1 / 2, 1 / 4]))
 
 
-def test_a_weighted_median_has_half_of_the_weight_on_either_side() -> None:
-    assert round_statistics.weighted_median([3.0, 1.0, 2.0], [1, 1, 1]) == 2.0
-    assert round_statistics.weighted_median([1.0, 2.0], [1, 1]) == 1.5
-    assert round_statistics.weighted_median([1.0, 2.0, 3.0], [1, 1, 9]) == 3.0
-
-
 @pytest.mark.parametrize("n", [8, 16, 32])
 def test_dithering_beats_random_phases_and_its_uncertainty_is_correct(n: int) -> None:
     """A load of 20 ms under a sensor that samples 25 ms of every 100 ms."""
