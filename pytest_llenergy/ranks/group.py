@@ -225,8 +225,12 @@ class RankGroup:
                 else:
                     del watched[rank.connection]
                     failures.append(failure.Failure(rank.plan, rank.pid, value))
-                    several = len(self._hosts) > 1
-                    more_s = timeouts.OTHER_HOSTS_TIMEOUT_S if several else timeouts.OTHER_RANKS_TIMEOUT_S
+                    if rank.host.lost is not None:
+                        more_s = timeouts.LOST_HOSTS_TIMEOUT_S
+                    elif len(self._hosts) > 1:
+                        more_s = timeouts.OTHER_HOSTS_TIMEOUT_S
+                    else:
+                        more_s = timeouts.OTHER_RANKS_TIMEOUT_S
                     deadline = min(deadline, real_time.monotonic() + more_s)
         if silent and not failures:
             self._on_reachable(lambda host: host.write_stacks(self._name))

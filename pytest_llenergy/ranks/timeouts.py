@@ -17,6 +17,8 @@ PARTIAL_MESSAGE_TIMEOUT_S = 10
 #: For the other ranks to report their own failures after one has failed, on one host and on several: a host
 #: that is frozen or cut off is noticed later.
 OTHER_RANKS_TIMEOUT_S, OTHER_HOSTS_TIMEOUT_S = 2.0, 4.0
+#: For other hosts to be lost too after one was, of which the ranks need to report nothing.
+LOST_HOSTS_TIMEOUT_S = 1.0
 #: For the exit code of a rank, whose socket closes before its process ends.
 EXIT_CODE_TIMEOUT_S = 2.0
 #: For the stacks that ranks without an answer write into their logs, beyond the time limit of the user.
