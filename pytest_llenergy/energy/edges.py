@@ -53,6 +53,9 @@ HIDDEN = 0.6
 #: From this many ticks inside a window on, its edges are independent.
 INSIDE = 2
 
+#: A reading of a fresh counter counts as made at an edge if it is this share of the window away.
+AROUND = 1 / 16
+
 #: Averaged power is steady if the readings of this share of the averaging time fluctuate by no more than this
 #: share.
 OBSERVED, STEADY = 0.5, 0.03
@@ -184,6 +187,25 @@ def _swing(series: Series, start_ns: int, end_ns: int) -> tuple[float, float]:
     lowest_w, highest_w = min(powers_w, default=0.0), max(powers_w, default=0.0)
     margin_w = (highest_w - lowest_w) / 2
     return max(0.0, lowest_w - margin_w), highest_w + margin_w
+
+
+def is_short_window(series: Series, start_ns: int, end_ns: int) -> bool:
+    """Return whether a window holds fewer than ``INSIDE`` ticks and was not read at its edges."""
+    if len(series.ticks_between(start_ns, end_ns)) >= INSIDE:
+        return False
+    return not all(_is_read_at(series, time_ns, end_ns - start_ns) for time_ns in (start_ns, end_ns))
+
+
+def _is_read_at(series: Series, time_ns: int, length_ns: int) -> bool:
+    """Return whether a counter was read at an edge, or a fresh one shortly before and shortly after it."""
+    if find_tick_at(series, time_ns) is not None:
+        return True
+    before, after = series.tick_before(time_ns), series.tick_after(time_ns)
+    if series.domain.max_age_s is None or before is None or after is None:
+        return False
+    # A reading next to the edge decides; the other one only bounds the power in between.
+    nearest_ns = min(time_ns - before.time_ns, after.time_ns - time_ns)
+    return nearest_ns <= AROUND * length_ns
 
 
 def short_window_energy(series: Series, start_ns: int, end_ns: int) -> WindowEnergy:

@@ -26,8 +26,8 @@ JUMP = 1.5
 #: The highest power (W) where the meter states none: more than a rack draws.
 MOST_W = 100_000.0
 
-#: A counter that went back may have been wrong for this long before, and may return for this long after it
-#: (nanoseconds). What it returns by later is more than this many times the highest power so far.
+#: A counter that went back returns by a move of at least that energy within this time (nanoseconds), or later
+#: at this many times the highest power so far. It may have gone up within this time before.
 GLITCH_NS, RETURNS = 1_000_000_000, 10.0
 
 #: A counter that stood still for more than this many periods, while it was read, has missed a tick.
@@ -98,8 +98,9 @@ class Series:
         self._last: tuple[int, float] | None = None
         self._offset_j = 0.0
         self._out = False
-        # When the present value was first read, and by how much the counter last went back.
-        self._moved_ns, self._fell_j = 0, math.inf
+        # When the present value was first read; when the counter last went back, and by how much.
+        self._moved_ns = 0
+        self._fell = 0, math.inf
         # Highest power of a tick so far.
         self._highest_w = 0.0
         # ``tick_period_s``, and for how many ticks it was computed.
@@ -113,10 +114,12 @@ class Series:
             self._out = False
         wrong = self._wrong(last, end_ns, energy_j) if last is not None else None
         if last is not None and wrong is not None:
-            glitch_ns = GLITCH_NS if energy_j < last[1] else 0
+            fall_j, lately = last[1] - energy_j, pairwise(self.ticks_between(end_ns - GLITCH_NS, end_ns))
+            # It may have gone up by as much before.
+            rises_ns = [a.earliest_ns for a, b in lately if b.energy_j - a.energy_j >= fall_j > 0]
             reason = f"{self.meter}: the counter of {self.domain.name} {wrong}"
-            self._outage(last[0] - glitch_ns, end_ns + glitch_ns, reason)
-            self._offset_j += last[1] - energy_j
+            self._outage(min([last[0], *rises_ns]), end_ns, reason)
+            self._offset_j += fall_j
         elif last is None:
             # When a counter reached its first value is unknown, unless readings are always fresh.
             if self.domain.max_age_s is not None:
@@ -132,7 +135,7 @@ class Series:
     def _wrong(self, last: tuple[int, float], end_ns: int, energy_j: float) -> str | None:
         """Return why the counter is wrong, from its change since the previous reading, or ``None``."""
         if energy_j < last[1]:
-            self._fell_j = last[1] - energy_j
+            self._fell = end_ns, last[1] - energy_j
             return f"went backwards, from {last[1]:.3f} J to {energy_j:.3f} J; it was reset or is broken"
         if energy_j == last[1] or not self.ticks:
             return None
@@ -140,11 +143,14 @@ class Series:
         moved_j, since_ns = energy_j - last[1], min(last[0], self.ticks[-1].earliest_ns)
         elapsed_s = max((end_ns - since_ns) / 1e9, self.domain.update_period_s or 0.0) + self.smear_s
         most_w = self.domain.highest_w or MOST_W
-        if moved_j >= self._fell_j:
-            most_w = min(most_w, RETURNS * self._highest_w)
         if moved_j > JUMP * most_w * elapsed_s:
             jumped = f"jumped by {moved_j:.3f} J in {(end_ns - last[0]) / 1e6:.0f} ms"
             return f"{jumped}, of a device that may draw {most_w:.0f} W"
+        fell_ns, fell_j = self._fell
+        if moved_j >= fell_j and (
+            end_ns - fell_ns < GLITCH_NS or moved_j > RETURNS * self._highest_w * elapsed_s
+        ):
+            return f"moved by {moved_j:.3f} J, after it had gone back by {fell_j:.3f} J"
         return None
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from pytest_llenergy.energy.edges import INSIDE, energy_at, mean_powers, short_window_energy
+from pytest_llenergy.energy.edges import energy_at, is_short_window, mean_powers, short_window_energy
 from pytest_llenergy.energy.joint_solution import SAME_NS, window_energy
 from pytest_llenergy.energy.quiet_gaps import Quiet, resolution_variance, share_fluctuation
 from pytest_llenergy.energy.trace import JUMP, Mark, Series
@@ -133,13 +133,12 @@ def _covering(energy: WindowEnergy, other: WindowEnergy) -> WindowEnergy:
 
 def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Mark]) -> WindowEnergy | None:
     """Return the energy of a window without quiet gaps, ``None`` if it has edges that can be taken alone."""
-    if series.domain.max_age_s is not None:
-        return None
-    energy = window_energy(series, start_ns, end_ns, marks)
-    if energy is not None or len(series.ticks_between(start_ns, end_ns)) >= INSIDE:
+    ticks = series.domain.max_age_s is None
+    energy = window_energy(series, start_ns, end_ns, marks) if ticks else None
+    if energy is not None or not is_short_window(series, start_ns, end_ns):
         return energy
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
-    if before is not None and after is not None:
+    if ticks and before is not None and after is not None:
         first = bisect_left(marks, before.time_ns, key=attrgetter("time_ns"))
         shared = marks[first : bisect_left(marks, after.time_ns, key=attrgetter("time_ns"))]
         if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.energy.edges import energy_under_load
+from pytest_llenergy.energy.edges import energy_under_load, is_short_window
 from pytest_llenergy.energy.quiet_gaps import Quiet, energy_beside, quiet_power
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
@@ -196,3 +196,11 @@ def test_load_after_the_window_is_not_counted() -> None:
     found = scores(100, 500, 80, load_ms=480)
     assert len(found) >= 20
     assert fmean(score <= 2 for score in found) >= 0.95
+
+
+def test_a_window_with_two_ticks_inside_is_not_short() -> None:
+    wave = Wave(((EPOCH - 4 * S, 100.0), (EPOCH + 9 * S, 100.0)))
+    series = simulate_reader([Sensor(wave, TICK)], Random(0), EPOCH, EPOCH + 2 * S, domain(period_s=0.1))
+    start_ns = EPOCH + 930 * MS
+    assert is_short_window(series, start_ns, start_ns + 150 * MS)
+    assert not is_short_window(series, start_ns, start_ns + 350 * MS)

@@ -152,13 +152,12 @@ def test_energy_that_a_counter_does_not_catch_up_after_a_stall_is_uncertain(
 
 def test_a_counter_that_goes_back_and_returns_is_wrong_at_both_moments() -> None:
     readings = [(ms, ms // 100 * 30.0 - (70.0 if 3000 <= ms < 3200 else 0.0)) for ms in range(0, 6000, 20)]
-    series = series_of(*readings)
-    for fault_ms in (3000, 3200):
-        reason = series.reason_between((fault_ms - 250) * MS, (fault_ms + 50) * MS)
-        assert reason is not None
-        assert "went backwards, from 870.000 J to 830.000 J" in reason
-    assert series.reason_between(1000 * MS, 1800 * MS) is None
-    assert series.reason_between(4300 * MS, 5000 * MS) is None
+    fall, returned = series_of(*readings).outages
+    assert fall.end_ns // MS == 3000
+    assert (returned.start_ns // MS, returned.end_ns // MS) == (3180, 3200)
+    assert returned.reason == (
+        "nvml: the counter of gpu:GPU-a moved by 100.000 J, after it had gone back by 40.000 J"
+    )
 
 
 def test_a_counter_that_returns_long_after_it_fell_is_wrong() -> None:

@@ -108,7 +108,7 @@ def test_windows_beside_a_wrong_stretch_of_the_counter_are_solved_without_it() -
         series.add(moment, moment, sensor.counter_j(moment) - wrong_j)
     found = [(each, energy_between(series, *each, marks=marks)) for each in windows]
     known = [(wave.joules(*each), energy) for each, energy in found if energy.energy_j is not None]
-    assert 30 <= len(known) < 60
+    assert 50 <= len(known) < 60
     for true_j, energy in known:
         assert energy.energy_j == pytest.approx(true_j, rel=0.15, abs=3 * (energy.u_j or 0.0))
 
