@@ -106,12 +106,10 @@ def give_line(host: MeteredHost, line: ClockLine) -> None:
     host.client.exchange()
 
 
-def require_coverage(
-    rounds: tuple[int, int], least: float, most: float, tmp_path: Path, nvml_library: Path
-) -> None:
+def require_coverage(rounds: tuple[int, int], least: float, tmp_path: Path, nvml_library: Path) -> None:
     """Require 2u to cover the truth in a share of rounds with the true clock, and with an uncertain one.
 
-    With an uncertain one and without its term, it must be a smaller share. A wrong clock is shown by windows
+    What a wrong clock does, and an uncertain one without its term, is shown by windows
     (``test_window_truth``): rounds lie between quiet gaps, which hide a shift of 10 ms.
     """
     good_rounds, slow_rounds = rounds
@@ -130,9 +128,6 @@ def require_coverage(
     print(f"n2 with an offset known to ±10 ms: {with_clock:.3f}, without clock_j {without_clock:.3f}")
     assert min(shares.values()) >= least
     assert with_clock >= least
-    if slow_rounds >= MANY_ROUNDS:
-        # Of a few offsets that are drawn, all may be small.
-        assert without_clock <= most
     for scores in good.values():
         assert all(each.with_clock <= 4 for each in scores)
 
@@ -142,14 +137,14 @@ def require_coverage(
 @pytest.mark.slow
 def test_the_truth_is_covered(tmp_path: Path, nvml_library: Path) -> None:
     """Two standard uncertainties cover 95 %; of few windows, more may be outside by chance."""
-    require_coverage((5, 6), 0.6, 0.85, tmp_path, nvml_library)
+    require_coverage((5, 6), 0.6, tmp_path, nvml_library)
 
 
 @needs_another_host
 @pytest.mark.slow
 @pytest.mark.clock
 def test_two_hundred_windows_are_covered(tmp_path: Path, nvml_library: Path) -> None:
-    require_coverage((200, 100), 0.95, 0.85, tmp_path, nvml_library)
+    require_coverage((200, 100), 0.95, tmp_path, nvml_library)
 
 
 @pytest.mark.clock
