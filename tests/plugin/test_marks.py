@@ -146,9 +146,8 @@ def test_degrees_that_contradict_devices_are_a_collection_error(
         "@pytest.mark.parallel(tensor=4)\ndef test_it(workers, i): pass\ndef test_good(): pass\n"
     )
     result = quick.runpytest(*xdist)
-    # xdist runs the other tests in spite of a collection error.
-    assert result.ret == (pytest.ExitCode.TESTS_FAILED if xdist else pytest.ExitCode.INTERRUPTED)
-    result.assert_outcomes(errors=1, passed=1 if xdist else 0)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         ["*::test_it: @pytest.mark.parallel(tensor=4) needs 4 devices and the lease *"]
     )
