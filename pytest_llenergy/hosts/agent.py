@@ -69,7 +69,7 @@ def main(slot: str) -> NoReturn:
         # Primitives only, since the versions may differ, and before: pytest reads one hello after another.
         facts = msgspec.to_builtins(describe())
         connection = connect(invitation)
-        link = Link(connection, lambda message, _: _receive(link, service, message), echoes=True)
+        link = Link(connection, lambda *received: _receive(link, service, *received), echoes=True)
         link.send((HELLO, int(slot if slot.isdigit() else os.environ[slot]), facts))
         reason = f"pytest {link.run()}"
     except (WorkerError, OSError, ValueError) as error:
@@ -87,9 +87,9 @@ def main(slot: str) -> NoReturn:
     os._exit(0)
 
 
-def _receive(link: Link, service: Service, message: Message) -> None:
+def _receive(link: Link, service: Service, message: Message, arrived_ns: int) -> None:
     if message[2] == "clock":
-        link.send((RESULT, message[1], time.monotonic_ns()))
+        link.send((RESULT, message[1], (arrived_ns, time.monotonic_ns())))
     else:
         service.answer(link, message)
 

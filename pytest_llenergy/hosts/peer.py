@@ -77,6 +77,7 @@ class Peer:
             self._pending[number] = pending
         # If the connection has ended, the receiving thread finds out why, and answers.
         with suppress(OSError):
+            pending.sent_ns = time.monotonic_ns()
             self.link.send((CALL, number, method, args, kwargs))
         return pending
 

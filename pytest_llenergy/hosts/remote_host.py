@@ -67,8 +67,10 @@ class RemoteHost(Peer):
         with self._exchanging:
             for _ in range(count):
                 pending = self.begin("clock")
-                remote_ns = pending.result(timeouts.MISSED_S)
-                exchanges.append(Exchange(pending.sent_ns, remote_ns, pending.received_ns))
+                arrived_ns, left_ns = pending.result(timeouts.MISSED_S)
+                # Without the time that the agent took, as in NTP (RFC 5905, section 8).
+                received_ns = pending.received_ns - (left_ns - arrived_ns)
+                exchanges.append(Exchange(pending.sent_ns, arrived_ns, received_ns))
             return self.clock.add(exchanges)
 
     def to_local(self, time_ns: int) -> int:
