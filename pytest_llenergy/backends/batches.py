@@ -44,17 +44,20 @@ def encode_prompts(
 
 def _count_whole(encode: Callable[[str], Sequence[int]], prompt: str, row: Sequence[int]) -> int | None:
     """Return how many tokens a prompt has if ``row`` lacks some of them, counted part by part."""
-    has_nul = "\0" in prompt
-    if not has_nul and len(prompt) < LONG_PROMPT:
+    special = len(encode(""))
+    if "\0" in prompt:
+        first, *others = prompt.split("\0")
+        # Each NUL is a token of its own.
+        rest = sum(1 + len(encode(text)) - special for text in others)
+        return len(row) + rest if list(encode(first)) == list(row) else None
+    if len(prompt) < LONG_PROMPT:
         return None
     space = _SPACE.search(prompt, len(prompt) // 2)
     middle = len(prompt) // 2 if space is None else space.start()
-    texts = prompt.split("\0") if has_nul else [prompt[:middle], prompt[middle:]]
-    parts = [list(encode(text)) for text in texts]
-    special = len(encode(""))
+    parts = [list(encode(text)) for text in (prompt[:middle], prompt[middle:])]
     whole = sum(len(part) - special for part in parts) + special
     missing = whole - len(row)
-    ends_otherwise = has_nul or (space is not None and parts[-1][-1:] != list(row[-1:]))
+    ends_otherwise = space is not None and parts[-1][-1:] != list(row[-1:])
     return whole if missing > SEAM_TOKENS or (missing > 0 and ends_otherwise) else None
 
 

@@ -97,7 +97,8 @@ class Process:
             children = resource.getrusage(resource.RUSAGE_CHILDREN)
             return Usage(time.process_time(), children.ru_utime + children.ru_stime)
         try:
-            times = self._process.cpu_times()
+            with self._process.oneshot():
+                times, self.parent = self._process.cpu_times(), self._process.ppid()
             own_s = times.user + times.system
             if sys.platform == "linux":
                 own_s = time.clock_gettime(self._clock)
@@ -161,8 +162,8 @@ class ProcessTree:
         self._table = table or ProcessTable()
         #: Members with their last usage, parents before their children.
         self._members: dict[int, tuple[Process, Usage]] = {}
-        #: CPU time of members that have ended.
-        self._ended_s = 0.0
+        #: CPU time of members that have ended: waited for by members, and by others.
+        self._ended_s = self._orphaned_s = 0.0
         for root in roots:
             self._add(root, self._table.open(root))
         self._start_s = 0.0
@@ -177,17 +178,26 @@ class ProcessTree:
         """Return the CPU time in seconds."""
         self._admit_descendants(self._table.newcomers())
         # A child that ends behind the reading of its parent counts by its own clock, and only once.
+        pids = self.pids
         for pid, (process, before) in list(self._members.items()):
             usage = process.read()
-            if usage is None:
-                self._ended_s += before.own_s
-                del self._members[pid]
-            else:
+            if usage is not None:
                 self._members[pid] = process, usage
+                continue
+            del self._members[pid]
+            if process.parent in pids:
+                self._ended_s += before.own_s
+            else:
+                self._orphaned_s += before.own_s
         usages = [usage for _, usage in self._members.values()]
+        reported_s = sum(usage.ended_s for usage in usages)
         # Children that started and ended between two readings are in the kernel's times alone.
-        self._ended_s = max(self._ended_s, sum(usage.ended_s for usage in usages))
-        return sum(usage.own_s for usage in usages) + self._ended_s - self._start_s
+        self._ended_s = max(self._ended_s, reported_s)
+        # What the kernel never reports must not hide what it reports later.
+        unreported_s = max(0.0, self._ended_s - reported_s - 2 * TICK_S * len(usages))
+        self._ended_s -= unreported_s
+        self._orphaned_s += unreported_s
+        return sum(usage.own_s for usage in usages) + self._ended_s + self._orphaned_s - self._start_s
 
     def close(self) -> None:
         """Release all resources."""

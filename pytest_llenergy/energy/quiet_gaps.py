@@ -32,7 +32,7 @@ class Quiet(NamedTuple):
     Attributes:
         fluctuation_w: Standard deviation of the power from tick to tick that the ticks' times do not explain.
         steps: Mean power between neighbouring ticks (W).
-        lengths_s: Time between these ticks (seconds).
+        first_s: Time between the first two ticks (seconds).
         blur_w: Standard uncertainty of a step from the times of its ticks.
     """
 
@@ -42,7 +42,7 @@ class Quiet(NamedTuple):
     last: Tick
     fluctuation_w: float
     steps: tuple[float, ...]
-    lengths_s: tuple[float, ...]
+    first_s: float
     blur_w: float
 
     @property
@@ -76,10 +76,10 @@ def quiet_power(series: Series, start_ns: int, end_ns: int) -> Quiet | None:
     elapsed_s = (last.time_ns - first.time_ns) / 1e9
     edges = (watts * first.gap_s) ** 2 / 12 + (watts * last.gap_s) ** 2 / 12 + resolution_variance(series)
     steps = tuple(b.watts_since(a) for a, b in pairwise(ticks))
-    lengths_s = tuple((b.time_ns - a.time_ns) / 1e9 for a, b in pairwise(ticks))
     blur_w = watts * max(tick.gap_s for tick in ticks) * len(steps) / elapsed_s / math.sqrt(6)
     fluctuation_w = _fluctuation((steps,), blur_w, len(steps))
-    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, lengths_s, blur_w)
+    first_s = (ticks[1].time_ns - first.time_ns) / 1e9
+    return Quiet(watts, math.sqrt(edges) / elapsed_s, first, last, fluctuation_w, steps, first_s, blur_w)
 
 
 def idle_power(before: Quiet, after: Quiet) -> Power:
@@ -123,7 +123,7 @@ def doubt_quiet_end(
     The start is not checked: work often begins with a peak, as prefill.
     """
     # A short gap is compared with the one on the other side.
-    rest, first_s = after.steps[1:] or before.steps, after.lengths_s[0]
+    rest, first_s = after.steps[1:] or before.steps, after.first_s
     scatter_w = UNSTEADY / 2 * _scatter([rest, before.steps])
     found = [((after.steps[0] - fmean(rest)) * first_s, max(UNSTEADY * after.blur_w, scatter_w) * first_s)]
     inside = series.ticks_between(start_ns, end_ns)

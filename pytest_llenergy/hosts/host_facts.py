@@ -19,7 +19,7 @@ PACKAGES = ("torch", "transformers")
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """A host as its agent sees it.
+    """A host as its agent sees it. Another version of the plugin may send other fields: its versions tell.
 
     Attributes:
         host: Its name.
@@ -29,11 +29,11 @@ class HostFacts(msgspec.Struct, frozen=True):
         versions: Of Python, pytest-llenergy and ``PACKAGES``, as far as they are installed.
     """
 
-    host: str
-    boot_id: str
-    pid: int
-    nice: int
-    versions: dict[str, str]
+    host: str = ""
+    boot_id: str = ""
+    pid: int = 0
+    nice: int = 0
+    versions: dict[str, str] = {}
 
 
 def describe() -> HostFacts:

@@ -10,8 +10,6 @@ BEAT_S, MISSED_S = 1.0, 3.0
 REACH_TIMEOUT_S, HANDSHAKE_TIMEOUT_S, AGENT_HANDSHAKE_TIMEOUT_S = 3.0, 3.0, 30.0
 #: Interval of the checks whether an expected agent can no longer come.
 EXPECT_POLL_S = 0.02
-#: Pause of a side whose messages fill the connection.
-FULL_PAUSE_S = 0.001
 
 #: For an answer about ranks, beyond what the request may wait for.
 ANSWER_TIMEOUT_S = 40.0

@@ -38,7 +38,6 @@ class DomainFacts(msgspec.Struct, frozen=True):
         rests: Whether it stands still while nothing happens.
         lag_s: How long readings may lag behind a change of power.
         coverage: Share of the time in which the sensor samples.
-        coverage_known: Whether ``coverage`` was measured.
     """
 
     name: str
@@ -48,7 +47,6 @@ class DomainFacts(msgspec.Struct, frozen=True):
     rests: bool
     lag_s: float
     coverage: float
-    coverage_known: bool
 
 
 class TickReference(NamedTuple):

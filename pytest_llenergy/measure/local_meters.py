@@ -155,7 +155,6 @@ def domain_facts(series: Series) -> DomainFacts:
         rests=domain.rests,
         lag_s=series.smear_s + domain.late_s[1],
         coverage=domain.coverage,
-        coverage_known=domain.coverage_known,
     )
 
 

@@ -90,7 +90,9 @@ def _read_text(option: Option, source: str, text: str) -> Any:
     try:
         return option.read(text.strip() if option.repeatable else text)
     except ValueError as error:
-        raise usage_error(f"{source}={text}: {error}") from None
+        # A key in the place of its variable is not shown.
+        shown = "" if option.name == "server_key_env" else f"={text}"
+        raise usage_error(f"{source}{shown}: {error}") from None
 
 
 def recorded_options(config: pytest.Config) -> list[str]:

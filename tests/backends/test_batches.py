@@ -37,8 +37,9 @@ WORDS = " ".join(f"word{number}" for number in range(300))
     [
         (limited(200), WORDS, r"keeps 200 of the \d+ tokens of a prompt: no room for it; shorten it"),
         (limited(len(encode(WORDS)) - 1), WORDS, r"keeps \d+ of the \d+ tokens"),
-        (until_nul, "one two\0three four", r"keeps 3 of the 5 tokens of a prompt: a NUL, at which it ends"),
-        (until_nul, "one\0one", r"keeps 2 of the 3 tokens"),
+        (until_nul, "one two\0three four", r"keeps 3 of the 6 tokens of a prompt: a NUL, at which it ends"),
+        (until_nul, "one\0one", r"keeps 2 of the 4 tokens"),
+        (until_nul, "one\0", r"keeps 2 of the 3 tokens"),
         (lambda _: [], "one", "a prompt has no tokens; leave empty prompts out"),
     ],
 )
@@ -49,6 +50,6 @@ def test_a_prompt_that_is_cut_is_refused(
         encode_prompts("mine", cutting, ["short", prompt])
 
 
-@pytest.mark.parametrize("prompt", ["one", WORDS, "a" * 9000, " " * 9000, "a " * 5000, "x" * 255])
+@pytest.mark.parametrize("prompt", ["one", WORDS, "one\0", "one\0two", "a" * 9000, " " * 9000, "a " * 5000, "x" * 255])
 def test_a_whole_prompt_is_not(prompt: str) -> None:
     assert encode_prompts("mine", encode, [prompt]) == [encode(prompt)]

@@ -103,6 +103,13 @@ class TestForms:
         assert [(request.input_tokens, request.output_tokens) for request in made] == [(374, 44), (396, 109)]
         assert len(dataset(file)) == 3
 
+    def test_a_trace_of_azure_in_json_with_times_of_several_zones(self, tmp_path: Path) -> None:
+        file = tmp_path / "azure.jsonl"
+        times = "2023-11-16 00:00:00+00:00", "2023-11-16 02:00:01+02:00"
+        rows = [{"TIMESTAMP": each, "ContextTokens": 374, "GeneratedTokens": 44} for each in times]
+        file.write_text("\n".join(map(json.dumps, rows)))
+        assert [request.at_s for request in dataset(file)] == [0.0, 1.0]
+
 
 class TestFaults:
     @pytest.mark.parametrize(

@@ -249,6 +249,11 @@ class TestStreams:
                 BackendError,
                 "server: request 1 of 1: usage counts no tokens in the prompt",
             ),
+            (
+                stream((120, event("a", finish="stop", **usage(2**64 - 1, 1))), (130, DONE)),
+                BackendError,
+                "server: request 1 of 1: its stream does not follow the OpenAI API (Expected `int` <= ",
+            ),
         ],
         ids=[
             "no-usage",
@@ -261,6 +266,7 @@ class TestStreams:
             "no-json",
             "error-event",
             "no-prompt",
+            "negative",
         ],
     )
     def test_an_invalid_answer_gives_a_one_line_error(

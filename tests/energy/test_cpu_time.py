@@ -150,6 +150,23 @@ class TestSimulatedTree:
         table.reap(CHILD, by)
         assert tree.cpu_time_s() == pytest.approx(0.8, abs=0.02)
 
+    @pytest.mark.parametrize("seen", [True, False], ids=["seen as an orphan", "not seen"])
+    def test_an_orphan_that_ends_hides_no_later_children(self, table: FakeTable, seen: bool) -> None:
+        tree = ProcessTree({ROOT}, table)
+        table.fork(CHILD, ROOT)
+        table.fork(GRANDCHILD, CHILD, own_s=2.0)
+        assert tree.cpu_time_s() == pytest.approx(2.0)
+        table.reap(CHILD)
+        if seen:
+            tree.cpu_time_s()
+        table.reap(GRANDCHILD, by=0)
+        if not seen:
+            tree.cpu_time_s()
+        for pid in range(200, 210):
+            table.fork(pid, ROOT, own_s=0.2)
+            table.reap(pid)
+        assert tree.cpu_time_s() == pytest.approx(4.0, abs=0.03)
+
     def test_an_orphan_remains_a_member(self, table: FakeTable) -> None:
         tree = ProcessTree({ROOT}, table)
         table.fork(CHILD, ROOT)

@@ -96,7 +96,7 @@ def chosen(
     warmup: WarmUp, rounds: int = 6, target: float = 0.02, budget_s: float = 60.0, coverage: float = 1.0
 ) -> int:
     """Return the iterations of a round with a counter that ticks every 100 ms."""
-    gpu = DomainFacts("gpu:A", "measured", 0.1, True, False, 0.0, coverage, True)
+    gpu = DomainFacts("gpu:A", "measured", 0.1, True, False, 0.0, coverage)
     plan = round_plan(rounds=rounds, target=target)
     return choose_iterations(warmup, plan, 0.0, budget_s, [gpu])
 

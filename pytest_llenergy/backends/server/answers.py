@@ -40,7 +40,8 @@ REMEDIES = {
 
 PAGE = "answered with an HTML page; is this a server with the OpenAI API?"
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+#: More is a negative number that became an unsigned one, and records would not take it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]
 
 
 class _Part(msgspec.Struct):

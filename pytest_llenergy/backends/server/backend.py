@@ -44,8 +44,8 @@ from pytest_llenergy.backends.traffic.texts import Writer
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.record import BackendInfo, Flag, Precision
 
-#: Prompts of fewer characters are in no server's way, and two halves may have so much fewer tokens than both.
-LONG_PROMPT, HALVES_SHARE = 4000, 0.9
+#: Prompts of fewer bytes are in no server's way, and two halves may have so much fewer tokens than both.
+LONG_PROMPT, HALVES_SHARE = 2000, 0.9
 
 
 class ServerBackend:
@@ -100,7 +100,7 @@ class ServerBackend:
                 self._written = asked, writer, writer.write(requests)
             _, writer, requests = self._written
             reopen = writer.reopen if params.prefix_cache else None
-        self._check_whole([each.prompt for each in requests], params.endpoint)
+        self._check_whole([each.text for each in requests], params.endpoint)
         requests = [requests[number % len(requests)] for number in range(params.requests)]
         return LoadJob(endpoint, requests, params, encoder, reopen)
 
@@ -123,9 +123,9 @@ class ServerBackend:
 
     def _check_whole(self, prompts: Sequence[str], endpoint: str) -> None:
         """Check that the longest prompt has the tokens of its halves: some servers cut prompts in silence."""
-        longest = max(prompts, key=len)
-        asked = endpoint, longest
-        if self._endpoint.dialect.refuses_long or len(longest) < LONG_PROMPT or asked in self._whole:
+        longest = max(prompts, key=lambda prompt: len(prompt.encode(errors="replace")))
+        asked, length = (endpoint, longest), len(longest.encode(errors="replace"))
+        if self._endpoint.dialect.refuses_long or length < LONG_PROMPT or asked in self._whole:
             return
         middle = len(longest) // 2
         parts = longest, longest[:middle], longest[middle:], "a"

@@ -179,6 +179,13 @@ def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Fl
             f"{doubts[0]}"
         )
         flags.append(Flag(name="doubtful", severity="warning", detail=detail))
+    several = [each.request for each in answers if each.request.output_tokens > 1]
+    if several and 2 * sum(each.first_token_ns == each.last_token_ns for each in several) > len(several):
+        detail = (
+            "answers came whole, since the server or a proxy does not stream: times of tokens are those of "
+            "answers"
+        )
+        flags.append(Flag(name="doubtful", severity="warning", detail=detail))
     if may_hit:
         return flags
     cached = [answer.request.cached_tokens for answer in answers]
@@ -206,7 +213,7 @@ def await_ready(client: Client, settings: ServerSettings, check_alive: CheckAliv
             if answer.status not in ABSENT:
                 break
         # A server with neither path is asked for a completion next.
-        if answer.status == 200 or answer.status in ABSENT:
+        if 200 <= answer.status < 300 or answer.status in ABSENT:
             return path
         _check_allowed(answer)
         check_alive(f"{named} before GET {path} gave 200")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from pytest_llenergy.errors import LLEnergyError
@@ -90,18 +90,19 @@ def read_azure(row: Mapping[str, Any]) -> Row:
     """Read a row of a trace of Azure, whose cells are texts."""
     read: Row = {}
     for column, name in AZURE.items():
-        text = row.get(column)
-        if text is None or not text.strip().isdecimal():
-            raise LLEnergyError(f"{column} is {text!r}, needs a whole number")
-        read[name] = int(text)
+        value = row.get(column)
+        if not str(value).strip().isdecimal():
+            raise LLEnergyError(f"{column} is {value!r}, needs a whole number")
+        read[name] = int(value)
     # Azure writes seven digits of a second; Python 3.10 reads three or six.
-    text = row["TIMESTAMP"] or ""
-    fitting = re.sub(r"\.(\d+)", lambda match: "." + match[1][:6].ljust(6, "0"), text.strip())
+    text = str(row["TIMESTAMP"]).strip()
+    fitting = re.sub(r"\.(\d+)", lambda match: "." + match[1][:6].ljust(6, "0"), text)
     try:
         at = datetime.fromisoformat(fitting)
     except ValueError:
         raise LLEnergyError(f"TIMESTAMP is {text!r}, needs a form like 2023-11-16 18:15:46.68") from None
-    return {**read, "timestamp": (at - datetime(2000, 1, 1, tzinfo=at.tzinfo)).total_seconds() * 1000}
+    at = at.replace(tzinfo=at.tzinfo or timezone.utc)
+    return {**read, "timestamp": (at - datetime(2000, 1, 1, tzinfo=timezone.utc)).total_seconds() * 1000}
 
 
 def read_row(row: Any, column: str | None, block_tokens: int) -> Row:
