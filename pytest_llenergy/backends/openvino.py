@@ -190,12 +190,13 @@ def _read_max_positions(model: ModelSource) -> int | None:
 def _apply_options(scheduler: Any, options: Mapping[str, Any], threads: int) -> dict[str, Any]:
     """Set options of the scheduler and return the properties of the plugin.
 
-    Raises ``TypeError`` for one that is set here as well, or that the scheduler does not take.
+    Raises ``TypeError`` for one that the scheduler does not take.
     """
-    passed = select_options("openvino", options, SPEC.capabilities.options)
-    ours = dict(FLOAT32) if options.get("dtype") is not None else {}
     # Rounds repeat their prompts, and with a prefix cache all but the first would be nearly free.
-    properties = dict(**ours, enable_prefix_caching=False, INFERENCE_NUM_THREADS=threads, **passed)
+    ours: dict[str, Any] = {"enable_prefix_caching": False, "INFERENCE_NUM_THREADS": threads}
+    if options.get("dtype") is not None:
+        ours |= FLOAT32
+    properties = {**ours, **select_options("openvino", options, SPEC.capabilities.options, ours)}
     properties.setdefault("max_num_batched_tokens", MAX_BATCHED_TOKENS)
     for name in [name for name in properties if hasattr(scheduler, name)]:
         setattr(scheduler, name, properties.pop(name))

@@ -50,6 +50,6 @@ def test_a_prompt_that_is_cut_is_refused(
         encode_prompts("mine", cutting, ["short", prompt])
 
 
-@pytest.mark.parametrize("prompt", ["one", WORDS, "one\0", "one\0two", "a" * 9000, " " * 9000, "a " * 5000, "x" * 255])
+@pytest.mark.parametrize("prompt", ["one", WORDS, "one\0", "one\0two", "a" * 9000, " " * 9000, "a " * 5000])
 def test_a_whole_prompt_is_not(prompt: str) -> None:
     assert encode_prompts("mine", encode, [prompt]) == [encode(prompt)]

@@ -76,10 +76,10 @@ REFUSED: dict[str, tuple[BackendSpec, str | None, list[tuple[dict[str, Any], str
             ({"max_num_seqs": "many"}, "openvino cannot load it with max_num_seqs='many' (TypeError: "),
             (
                 {"dtype": "float32", "KV_CACHE_PRECISION": "u8"},
-                "(TypeError: dict() got multiple values for keyword argument 'KV_CACHE_PRECISION')",
+                "the load option KV_CACHE_PRECISION is not available: the plugin sets it",
             ),
-            ({"enable_prefix_caching": True}, "multiple values for keyword argument 'enable_prefix_caching'"),
-            ({"INFERENCE_NUM_THREADS": 2}, "multiple values for keyword argument 'INFERENCE_NUM_THREADS'"),
+            ({"enable_prefix_caching": True}, "enable_prefix_caching is not available: the plugin sets it"),
+            ({"INFERENCE_NUM_THREADS": 2}, "INFERENCE_NUM_THREADS is not available: the plugin sets it"),
             ({"dtype": "bfloat16"}, "dtype is 'bfloat16', and it converts .gguf files to float32 only"),
         ],
     ),

@@ -90,7 +90,7 @@ def read_azure(row: Mapping[str, Any]) -> Row:
     """Read a row of a trace of Azure, whose cells are texts."""
     read: Row = {}
     for column, name in AZURE.items():
-        value = row.get(column)
+        value: Any = row.get(column)
         if not str(value).strip().isdecimal():
             raise LLEnergyError(f"{column} is {value!r}, needs a whole number")
         read[name] = int(value)

@@ -249,10 +249,8 @@ class VllmBackend:
 
 
 def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContext) -> dict[str, Any]:
-    """Return the arguments of ``vllm.EngineArgs``. Raises ``TypeError`` for one that is also set here."""
-    # Tokens of several steps at once would have no times of their own.
-    passed = select_options("vllm", options, (), ("stream_interval",))
-    if passed.get("distributed_executor_backend") == "ray":
+    """Return the arguments of ``vllm.EngineArgs``."""
+    if options.get("distributed_executor_backend") == "ray":
         raise BackendError(
             "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
             "test; leave it out, also for several hosts"
@@ -266,11 +264,12 @@ def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContex
         "disable_log_stats": True,
         **_node_arguments(context),
     }
-    if context.devices == ("cpu",) and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(passed):
+    if context.devices == ("cpu",) and not {"kv_cache_memory_bytes", "gpu_memory_utilization"} & set(options):
         ours["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
-    if {"speculative_config", "spec_method", "spec_model"} & set(passed):
+    if {"speculative_config", "spec_method", "spec_model"} & set(options):
         ours["per_request_spec_decode_metrics"] = "summary"
-    return dict(**ours, **passed)
+    # Tokens of several steps at once would have no times of their own.
+    return {**ours, **select_options("vllm", options, (), ("stream_interval", *ours))}
 
 
 def _effective_settings(config: Any) -> dict[str, Primitive]:
