@@ -25,7 +25,7 @@ def test_model(backend, energy):
 #: Each rank converts the model as transformers does, and returns what it has built.
 CONVERTING = """
 import os, platform, time
-from pytest_llenergy.backends import convert
+from pytest_llenergy.backends import convert, models
 from pytest_llenergy.backends.base import BackendSpec, Capabilities
 from pytest_llenergy.backends.tasks import Generation
 from pytest_llenergy.record.record import BackendInfo
@@ -65,7 +65,7 @@ SPEC = BackendSpec("converting", "converting:Converting", (), "", Capabilities(d
 #: Conversions: a real one, one that fails, and one that takes no time.
 CONVERSIONS = {
     "real": "convert.pretrained_path",
-    "failing": "lambda model: convert.resolve_model('/none')",
+    "failing": "lambda model: models.resolve_model('/none')",
     "quick": "lambda model: convert.build_cached('m', lambda path: (path / 'weights').write_text('w'))",
 }
 

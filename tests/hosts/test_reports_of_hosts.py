@@ -46,9 +46,10 @@ def test_each_host_has_its_joules_and_its_flags(two_hosts: TwoHosts) -> None:
     output = two_hosts.run(DISTURBED.replace("PATHS", repr(paths)), "-v", "--energy-busy=skip")
     (record,) = two_hosts.report.records
     flag = next(each for each in record.flags if each.name == "gpu-processes")
-    # What was there at the start of a round counts, too.
-    found = r"3 of 3 rounds \(n2 in 3, n1 in [12]\): n2: GPU-n2-0 is used by"
-    assert re.match(found, flag.detail), record.flags
+    # That of the first round; each round has its own.
+    assert re.match(r"3 of 3 rounds: n[12]: GPU-n[12]-0 is used by", flag.detail), record.flags
+    in_last = [each.detail[:4] for each in record.rounds[-1].flags if each.name == "gpu-processes"]
+    assert in_last == ["n2: "], record.rounds[-1].flags
     assert record.reason is not None
     assert record.reason.startswith("n2: GPU-n2-0"), record.reason
     # 100 and 150 watts on each.
