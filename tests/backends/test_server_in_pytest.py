@@ -152,3 +152,19 @@ class TestCpuTime:
     def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
         assert BackendProcesses().pids() == frozenset()
         assert BackendProcesses().servers == ()
+
+
+def test_a_history_that_the_server_cuts_is_refused(quick: pytest.Pytester) -> None:
+    quick.makepyfile(
+        """
+        from pytest_llenergy.backends.traffic import Request
+        def test_it(energy, backend):
+            said = [("user", "w " * 3900), ("assistant", "yes")]
+            prompt = Request(history=said, prompt="go on")
+            energy(backend.serve, [prompt], endpoint="chat", concurrency=1, num_requests=2, max_new_tokens=8)
+        """
+    )
+    server = Path(__file__).parents[1] / "contract" / "server.py"
+    result = quick.runpytest(*QUICK, f"--energy-server={sys.executable} {server} {{port}} cuts=64")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*server: it counts 64 tokens in a prompt of *, so it cuts long prompts; *"])

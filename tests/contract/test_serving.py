@@ -280,24 +280,6 @@ def test_answers_that_come_whole_are_flagged(project: Project) -> None:
     assert all("came whole" in str(round_["flags"]) for round_ in record["rounds"])
 
 
-LONG_HISTORY = """
-from pytest_llenergy.backends.traffic import Request
-
-def test_long(energy, backend):
-    said = [("user", "w " * 3900), ("assistant", "yes")]
-    prompt = Request(history=said, prompt="go on")
-    energy(backend.serve, [prompt], endpoint="chat", concurrency=1, num_requests=2, max_new_tokens=8)
-"""
-
-
-def test_a_history_that_the_server_cuts_is_refused(project: Project) -> None:
-    project.write("test_load.py", LONG_HISTORY)
-    base = ["--energy-report", "--energy-backend=server", project.meter()]
-    ended = project.pytest(*base, command(first=0.001, step=0.001, cuts=64))
-    ended.check(failed=1)
-    assert "64 tokens in a prompt of" in ended.out
-
-
 def test_chat_is_another_endpoint(project: Project) -> None:
     """Which may be the only one."""
     both, alone = serve_all(

@@ -43,6 +43,9 @@ ABSENT, FORBIDDEN, BUSY = (400, 404, 405, 422, 501), (401, 403), (408, 429, 503)
 
 CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
 
+#: From this many tokens on, a stream takes longer than one reading of the connection.
+STREAMED_TOKENS = 8
+
 #: Raises ``ServerError`` with the server's last output line if it has died.
 CheckAlive = Callable[..., None]
 
@@ -179,7 +182,7 @@ def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Fl
             f"{doubts[0]}"
         )
         flags.append(Flag(name="doubtful", severity="warning", detail=detail))
-    several = [each.request for each in answers if each.request.output_tokens > 1]
+    several = [each.request for each in answers if each.request.output_tokens >= STREAMED_TOKENS]
     if several and 2 * sum(each.first_token_ns == each.last_token_ns for each in several) > len(several):
         detail = (
             "answers came whole, since the server or a proxy does not stream: times of tokens are those of "
