@@ -129,7 +129,7 @@ class Tool:
 
 def _our_command(job: Job) -> list[str]:
     options = {
-        **{"backend": "server", "server-url": job.url, "report": job.out / "energy.json"},
+        **{"backend": "server", "server": job.url, "report": job.out / "energy.json"},
         # One round of all requests per run: the runs are the repeats.
         **{"rounds": 1, "warmup": 0, "budget": 1},
     }
