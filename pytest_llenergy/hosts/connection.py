@@ -91,7 +91,7 @@ def connect(invitation: Invitation) -> Connection:
         set_time_limit(connection, timeouts.AGENT_HANDSHAKE_TIMEOUT_S)
         answer_challenge(connection, invitation.key.encode())
         deliver_challenge(connection, invitation.key.encode())
-    except Exception as error:
+    except Exception as error:  # whatever answers there need not be pytest
         raise WorkerError(f"pytest cannot be reached at {address[0]}:{address[1]}: {error}") from None
     return connection
 
@@ -206,7 +206,7 @@ class Link:
             if self._is_stuck or isinstance(error, (TimeoutError, BlockingIOError)):
                 return f"has not answered for {timeouts.MISSED_S:g} s"
             return "has closed its connection"
-        except Exception as error:
+        except Exception as error:  # bytes that another version of a class cannot read
             return f"sent something that is not a message ({type(error).__name__}: {error})"
         finally:
             self.shut_down()
