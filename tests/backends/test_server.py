@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -221,6 +223,13 @@ class TestAttached:
         assert str(caught.value).endswith(f"; nobody listens at {url} anymore") == killed
         assert ("the stream broke off after 1 chunk" in str(caught.value)) != killed
         assert "\n" not in str(caught.value)
+
+    def test_a_listener_that_closes_last_is_found_closed(self) -> None:
+        """As of a killed process whose connections are closed before its listener."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            threading.Timer(0.2, listener.close).start()
+            assert attached.is_port_closed(parse_local_url(f"http://127.0.0.1:{port}"))
 
     def test_a_server_on_a_gpu_needs_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attached, "GPU_FILES", ("/dev/null",))
