@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.devices.allocation import ShortageError, list_leasable, select_devices
 from pytest_llenergy.devices.board_settings import restore_left_changes
 from pytest_llenergy.devices.cpu import usable_cpus
-from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.devices.inventory import find_gpus
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
@@ -25,14 +22,15 @@ from pytest_llenergy.devices.locks import Held, acquire
 from pytest_llenergy.devices.occupancy import wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.devices.visibility import OVERRIDE
-from pytest_llenergy.energy.meters.base import Targets
-from pytest_llenergy.energy.meters.select import MeterFacts, list_meters
 from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.hosts.connection import Link
 from pytest_llenergy.ranks.host import StartMethod
 from pytest_llenergy.ranks.local import LocalHost
 from pytest_llenergy.record.environment import Board, Environment
 from pytest_llenergy.record.record import Flag
+
+if TYPE_CHECKING:
+    from pytest_llenergy.energy.meters.select import MeterFacts
 
 #: Variables that describe a host or its session. Ranks get those of their own host, and all others from
 #: pytest's environment.
@@ -79,10 +77,16 @@ class AgentRanks:
 
     def environment(self) -> Environment:
         """Return machine and packages, for the record."""
+        # Not at the top, as below: a lease should not wait for what only other calls need.
+        from pytest_llenergy.devices.environment import collect_environment
+
         return collect_environment()
 
     def inventory(self) -> tuple[Sequence[Board], Sequence[MeterFacts]]:
         """Return GPUs in PCI order and meters, for ``llenergy doctor``. That takes seconds."""
+        from pytest_llenergy.energy.meters.base import Targets
+        from pytest_llenergy.energy.meters.select import list_meters
+
         gpus = find_gpus()
         uuids = sorted(list_leasable(gpus, None, os.environ).uuids, key=gpus.index)
         targets = [Targets(), *(Targets((uuid,)) for uuid in uuids)]
@@ -177,6 +181,8 @@ class AgentRanks:
 
     def interface_to(self, address: str) -> str | None:
         """Return the interface that packets to an address leave by."""
+        import psutil
+
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 1))
             own = probe.getsockname()[0]
