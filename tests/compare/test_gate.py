@@ -103,7 +103,7 @@ def test_documented_metrics_and_units_match_the_table() -> None:
     section = text.split("\n## Metrics\n")[1].split("\n## ")[0]
     documented: dict[str, str] = {}
     for row in section.splitlines():
-        if not row.startswith("| `"):
+        if not row.startswith("|`"):
             continue
         names, units = (cell.strip().split(", ") for cell in row.split("|")[1:3])
         documented.update(zip(names, units if len(units) == len(names) else units * len(names), strict=True))

@@ -61,7 +61,7 @@ def test_every_mark_fixture_command_hook_field_and_metric_is_listed() -> None:
 def test_the_page_of_words_counts_them() -> None:
     intro = (DOCS / "options.md").read_text().partition("\n## ")[0]
     rows = (DOCS / "numbers.md").read_text().partition("\n## Flags\n")[2].splitlines()
-    flags = [name for row in rows if row.startswith("| `") for name in row.split(" | ")[0].split(", ")]
+    flags = [name for row in rows if row.startswith("|`") for name in row.split("|")[1].split(", ")]
     assert [*map(int, re.findall(r"\d+", intro))] == [len(OPTIONS), len(MARKS), len(COMMANDS), len(flags)]
 
 
