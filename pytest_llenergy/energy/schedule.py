@@ -135,7 +135,7 @@ class Timetable:
                 self._points.clear()
                 self._margin_ns = 0.0
             self._fit(number, tick)
-            return tick
+            return tick if self.learning else _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
         # The reading shows the last tick before it: the one that had surely come, or the one after that.
         _, reach_ns = self._predict(self._number(tick.latest_ns))
         sure, possible = (self._number(tick.latest_ns + way * reach_ns, down=True) for way in (-1, 1))
@@ -145,9 +145,7 @@ class Timetable:
         possible = max(sure, possible)
         if self.learning:
             return tick
-        first_ns = max(tick.earliest_ns, round(self._predict(sure)[0] - reach_ns))
-        last_ns = min(tick.latest_ns, round(self._predict(possible)[0] + reach_ns))
-        return tick._replace(earliest_ns=first_ns, latest_ns=last_ns) if first_ns < last_ns else tick
+        return _narrow(tick, self._predict(sure)[0] - reach_ns, self._predict(possible)[0] + reach_ns)
 
     def _fit(self, number: int, tick: Tick) -> None:
         """Fit the line to one more tick. Ticks are weighted by how closely they were observed."""
@@ -181,6 +179,13 @@ class Timetable:
         reach_ns = self._margin_ns + DRIFT * max(0, unobserved) * self.period_ns
         due_ns = middle_ns + (number - middle) * self.period_ns
         return due_ns, min(reach_ns, MAX_MARGIN_SHARE * self.period_ns)
+
+
+def _narrow(tick: Tick, earliest_ns: float, latest_ns: float) -> Tick:
+    """Narrow a tick to its prediction, which is more precise than readings that were put off."""
+    first_ns = max(tick.earliest_ns, round(earliest_ns))
+    last_ns = min(tick.latest_ns, round(latest_ns))
+    return tick._replace(earliest_ns=first_ns, latest_ns=last_ns) if first_ns < last_ns else tick
 
 
 #: Share of a core that the reader may use on average, and while a window is open or a round is at work.
