@@ -58,8 +58,6 @@ class CheckResult(StoredStruct, frozen=True):
         duration_s: Length of the check.
         ticks: Number of ticks of the counter.
         period_s: Typical time between ticks.
-        jitter_s: Median absolute deviation from ``period_s``, including the time between polls.
-        still_s: Longest time in which the counter did not move; ``None`` without a counter.
         continuous: The counter moved between any two polls, so ``period_s`` is only an upper limit.
         ratio: Energy of the counter over integrated power; ``None`` without power readings.
         ratio_margin: Margin of error of ``ratio`` from sampling, as a share of the energy.
@@ -73,8 +71,6 @@ class CheckResult(StoredStruct, frozen=True):
     duration_s: float
     ticks: int = 0
     period_s: float | None = None
-    jitter_s: float | None = None
-    still_s: float | None = None
     continuous: bool = False
     ratio: float | None = None
     ratio_margin: float | None = None
@@ -126,7 +122,6 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
     starts, stops = np.append(0, ticks), np.append(ticks - 1, len(readings) - 1)
     still_s, gaps_s = float((begins_s[stops] - ends_s[starts]).max()), np.diff(ticked_s)
     period_s = _typical(gaps_s, poll_s) if len(gaps_s) else None
-    jitter_s = float(np.median(abs(gaps_s - period_s))) if period_s is not None else None
     fall_j = -float(np.nanmin(np.diff(energies_j)))
     reason = None
     if fall_j > 0:
@@ -136,13 +131,7 @@ def evaluate_readings(readings: Sequence[Reading], power_age_s: float = 0.1) -> 
         reason = f"stood still for {still_s:.1f} s{drew}"
     elif len(ticks) < 2:
         reason = f"ticked {len(ticks)} times in {result.duration_s:.1f} s"
-    result = msgspec.structs.replace(
-        result,
-        still_s=still_s,
-        period_s=period_s,
-        jitter_s=jitter_s,
-        reason=reason,
-    )
+    result = msgspec.structs.replace(result, period_s=period_s, reason=reason)
     if reason is not None or not known_w.any():
         return result
     blurs_s = ends_s[ticks] - begins_s[ticks - 1]
@@ -266,7 +255,7 @@ class CheckCache:
     def load(self, board: CheckedBoard) -> CheckResult | None:
         """Return the result of an earlier check; ``None`` if it is missing, damaged or outdated."""
         path = self._path(board)
-        entry = _read(path) or self._kept.get(path)
+        entry = self._kept.get(path) or _read(path)
         if entry is None or entry.board != board:
             return None
         result, age_s = entry.result, time.time() - entry.checked_s

@@ -29,12 +29,12 @@ while True:
 """
 
 
-#: Prints three lines 0.2 s apart, then nothing for a long time.
+#: Prints three lines 0.7 s apart, then nothing for a long time.
 PAUSES = """
 import time
 for line in ({0!r}, {1!r}, {2!r}):
     print(line, flush=True)
-    time.sleep(0.2)
+    time.sleep(0.7)
 time.sleep(60)
 """
 
@@ -145,46 +145,25 @@ def test_several_lines_at_a_moment_are_refused_unless_the_user_says_that_they_ar
     assert energy_j >= 0.19 * sum(map(int, printed.split()))
 
 
-@pytest.mark.parametrize(
-    ("sensors", "count", "pause_s"), [(4, 3, 0.2), (2, 3, 0.2), (3, 4, 0.2), (2, 4, 0.05)]
-)
-def test_another_number_of_lines_than_the_user_says_is_refused(
-    sensors: int, count: int, pause_s: float
-) -> None:
-    expected = rf"printed {count} lines at a moment, and @sum={sensors} needs {sensors}; state how many"
-    with pytest.raises(MeterError, match=expected):
-        open_command(Targets(), f"{lines(chr(10).join(['100'] * count), pause_s=pause_s)}@sum={sensors}")
-
-
-def test_a_sensor_that_is_missing_gives_a_reason_for_that_time_alone() -> None:
-    name = Path(sys.executable).name
-    start_s = time.monotonic()
-    with meter(lines(*["100\n200\n300"] * 4, "100\n200", pause_s=0.2) + "@sum=3") as opened:
-        assert reason(opened) == (
-            f"command: {name} printed 2 lines at a moment, and @sum=3 needs 3; "
-            "state how many sensors it has, and let it print their lines together"
-        )
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_another_number_of_lines_than_the_user_says_gives_a_reason(count: int) -> None:
+    program = lines(*["100\n200"] * 3, chr(10).join(["100"] * count), pause_s=0.2)
+    with meter(f"{program}@sum=2") as opened:
+        assert f"printed {count} line" in reason(opened)
         before_j = value(opened)
-        time.sleep(0.5)
-        assert before_j < value(opened) <= 600 * (time.monotonic() - start_s - 0.2)
+        time.sleep(0.25)
+        assert before_j < value(opened) < 300
 
 
-def test_lines_of_several_sensors_that_arrive_late_are_refused_too() -> None:
-    """They come fast, and a busy machine reads two moments at once."""
-    with pytest.raises(MeterError, match=re.escape(SEVERAL)):
-        open_command(Targets(), lines(*["1\n2\n3\n4"] * 2, "1\n2\n3\n4\n1\n2\n3\n4"))
-
-
-def test_several_lines_one_after_the_other_are_refused() -> None:
+@pytest.mark.parametrize(("apart_s", "pause_s"), [(0.005, 0.5), (0.03, 1.0)])
+def test_several_lines_one_after_the_other_are_refused(apart_s: float, pause_s: float) -> None:
     """As a loop over GPUs prints them."""
+    loop = f"print(100, flush=True); time.sleep({apart_s})"
+    program = python_command(f"import time\nwhile 1:\n for _ in range(3): {loop}\n time.sleep({pause_s})")
     with pytest.raises(MeterError, match=re.escape(SEVERAL)):
-        open_command(
-            Targets(),
-            python_command(
-                "import time\nwhile 1:\n"
-                " for _ in range(4): print(100, flush=True); time.sleep(0.005)\n time.sleep(0.5)"
-            ),
-        )
+        open_command(Targets(), program)
+    with meter(f"{program}@sum=1"):
+        pass
 
 
 def test_more_power_than_is_possible_gives_a_reason_for_that_time_alone() -> None:
@@ -277,7 +256,7 @@ def test_a_program_that_dies_later_gives_a_reason_with_its_last_stderr_line() ->
     text = """
 import sys, time
 print(20, flush=True)
-time.sleep(0.2)
+time.sleep(0.7)
 print(20, "half a num", sep="\\n", end="")
 print("warning", "lost", sep="\\n", file=sys.stderr)
 sys.exit(3)
@@ -292,7 +271,7 @@ def test_a_line_that_is_not_a_number_gives_a_lasting_reason() -> None:
         assert (
             message == f"command: {Path(sys.executable).name} printed 'ERR 7', which is not a number of watts"
         )
-        time.sleep(0.5)
+        time.sleep(1.0)
         assert opened.read() == [message]
 
 

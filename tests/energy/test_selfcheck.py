@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pytest_llenergy.energy import selfcheck
 from pytest_llenergy.energy.selfcheck import (
     PROVISIONAL_S,
     CheckCache,
@@ -75,8 +76,6 @@ def test_the_period_of_the_ticks_is_found(period_ms: float) -> None:
     result = evaluate_readings(record_readings(steady(60.0), ticks_ms=period_ms))
     assert result.reason is None
     assert result.period_s == pytest.approx(period_ms / 1000, rel=0.01)
-    assert result.jitter_s is not None
-    assert result.jitter_s <= POLL_MS / 1000
     assert result.ratio == pytest.approx(1.0, abs=0.01)
     assert not result.continuous
 
@@ -90,13 +89,11 @@ def test_a_missed_tick_does_not_change_the_period() -> None:
     assert result.reason is None
 
 
-def test_jitter_is_distinguished_from_the_period() -> None:
+def test_jitter_does_not_change_the_period() -> None:
     draw = random.Random(5)
     ticks_ms = [100.0 * count + draw.uniform(0, 20) for count in range(25)]
     result = evaluate_readings(record_readings(steady(60.0), ticks_ms=ticks_ms, seconds=2.5))
     assert result.period_s == pytest.approx(0.1, rel=0.02)
-    assert result.jitter_s is not None
-    assert 0.002 < result.jitter_s < 0.02
     assert result.reason is None
 
 
@@ -118,10 +115,7 @@ def test_time_without_readings_does_not_count_as_standstill() -> None:
         for reading in record_readings(steady(60.0), seconds=2.5)
         if not 0.3e9 < reading.begin_ns < 1.9e9
     ]
-    result = evaluate_readings(readings)
-    assert result.reason is None
-    assert result.still_s is not None
-    assert result.still_s < 0.11
+    assert evaluate_readings(readings).reason is None
 
 
 def test_a_counter_that_goes_backwards_is_rejected() -> None:
@@ -264,7 +258,7 @@ def test_a_result_applies_only_to_the_same_board_driver_boot_and_sources(
     assert cache.load(BOARD) == FIT
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]", b'{"board": 3}', b"null"])
+@pytest.mark.parametrize("damage", [b"", b'{"board": 3}'])
 def test_a_damaged_cache_file_is_ignored_and_replaced(tmp_path: Path, damage: bytes) -> None:
     cache = CheckCache(tmp_path)
     cache.store(BOARD, FIT)
@@ -275,13 +269,18 @@ def test_a_damaged_cache_file_is_ignored_and_replaced(tmp_path: Path, damage: by
     assert cache.load(BOARD) == FIT
 
 
-def test_an_unwritable_cache_still_serves_this_process(tmp_path: Path) -> None:
-    occupied = tmp_path / "file"
-    occupied.write_text("no directory")
-    cache = CheckCache(occupied / "meters")
-    assert cache.load(BOARD) is None
-    cache.store(BOARD, FIT)
-    assert CheckCache(occupied / "meters").load(BOARD) == FIT
+def test_an_unwritable_cache_still_serves_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it has the result of an earlier driver."""
+    CheckCache(tmp_path).store(msgspec.structs.replace(BOARD, driver="579"), FIT)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(selfcheck, "replace_file", refuse)
+    CheckCache(tmp_path).store(BOARD, FIT)
+    assert CheckCache(tmp_path).load(BOARD) == FIT
     assert CheckCache(tmp_path / "elsewhere").load(BOARD) is None
 
 
@@ -293,6 +292,7 @@ def test_rejections_and_uncertain_results_expire(tmp_path: Path) -> None:
         entry = json.loads(the_file(tmp_path).read_text())
         entry["checked_s"] = time.time() - PROVISIONAL_S - 1
         the_file(tmp_path).write_text(json.dumps(entry))
+        CheckCache._kept.clear()
         assert cache.load(BOARD) == later
 
 

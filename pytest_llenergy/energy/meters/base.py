@@ -198,11 +198,11 @@ def unknown_accuracy(source: str) -> Accuracy:
 
 
 class Stated(NamedTuple):
-    """What the user states about a meter: accuracy, highest power (W), sensors to be added."""
+    """What the user states about a meter: accuracy, highest power (W), sensors to be added (0: nothing)."""
 
     accuracy: Accuracy
     highest_w: float = HIGHEST_W
-    sensors: int = 1
+    sensors: int = 0
 
 
 def parse_stated(argument: str, source: str) -> tuple[str, Stated]:

@@ -37,15 +37,15 @@ SILENT_INTERVALS = 5
 #: Latest intervals that show the usual one.
 REMEMBERED_INTERVALS = 50
 
-#: Lines that follow one another within this share of the mean interval are of one moment.
-TOGETHER_SHARE = 0.3
+#: Lines are of several sensors if the lower quartile of their intervals is below this share of the upper one.
+TOGETHER_SHARE = 0.4
 
-#: A longer pause than this share of the usual interval ends the lines that several sensors print together.
-PAUSE_SHARE = 0.5
+#: A longer pause than this share of the usual interval ends the lines that several sensors print together, or
+#: than this time, until the interval is known (seconds).
+PAUSE_SHARE, PAUSE_S = 0.5, 0.1
 
-#: The first lines of a program, until it pauses for the first of these times, or for the second in all
-#: (seconds), show how many it prints at a moment.
-PAUSE_S, WATCHED_S = 0.1, 0.5
+#: Lines within this time after the first one (seconds), up to so many, show whether several come at a moment.
+WATCHED_S, FIRST_LINES = 0.5, 500
 
 #: Largest part of the output to read at once.
 CHUNK_BYTES = 1 << 16
@@ -60,20 +60,21 @@ class CommandMeter:
     integrates_itself: bool = True
 
     def __init__(self, command: str, stated: Stated, first_line_s: float = FIRST_LINE_TIMEOUT_S) -> None:
-        """Start the program and wait for its first line, and for more if several arrive together.
+        """Start the program, and wait for its first lines.
 
         Raises:
-            MeterError: If it cannot be started, ends, prints no number in time, or several at a moment.
+            MeterError: If it cannot be started, ends, prints no number in time, or several at a moment
+                although no sum is stated.
         """
         arguments = _split(command)
         self._program = Path(arguments[0]).name
         self._stated = stated
-        #: Lines of a moment that has more sensors, how many it had, when the latest came, and the first ones.
+        #: Lines of a moment that has more sensors, how many it had, and when the latest came.
         self._moment: list[float] = []
         self._lines = 0
         self._line_s = 0.0
+        #: When the first lines came.
         self._arrivals: list[float] = []
-        self._watched = True
         self._intervals: deque[float] = deque(maxlen=REMEMBERED_INTERVALS)
         self._last_s: float | None = None
         self._energy_j = 0.0
@@ -120,43 +121,32 @@ class CommandMeter:
 
     def _wait_for_lines(self, first_line_s: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._reason or self._arrivals, first_line_s)
-            if not self._arrivals:
+            self._changed.wait_for(lambda: self._reason or self._last_s is not None, first_line_s)
+            if self._last_s is None:
                 self._fail(
                     f"printed no line within {first_line_s:g} s; "
                     f"it must flush each one (try: stdbuf -oL {self._program})"
                 )
-            if self._reason is None:
-                self._watch_first_lines()
-            self._watched = False
+            elif not self._stated.sensors:
+                self._changed.wait_for(lambda: self._reason, WATCHED_S)
+                self._check_first_lines()
             reason = self._reason or (None if self._energy_j else self._left_out)
         if reason:
             self.close()
             raise MeterError(reason)
 
-    def _watch_first_lines(self) -> None:
-        """Refuse a program that prints another number of lines at a moment than it has sensors."""
-        begin_s, pauses = self._arrivals[0], False
-        while not pauses and self._reason is None and self._arrivals[-1] - begin_s < WATCHED_S:
-            pauses = not self._changed.wait_for(partial(self._has_more_lines, len(self._arrivals)), PAUSE_S)
-        moments_s = [*self._arrivals, *([real_time.monotonic()] if pauses else ())]
-        gaps_s = [after_s - before_s for before_s, after_s in pairwise(moments_s)]
-        together_s = TOGETHER_SHARE * statistics.fmean(gaps_s or [math.inf])
-        sensors = self._stated.sensors
-        if sensors > 1:
-            ends = [number for number, gap_s in enumerate(gaps_s, 1) if gap_s > together_s]
-            printed = statistics.median_low([b - a for a, b in pairwise([0, *ends])] or [len(self._arrivals)])
-            if printed != sensors:
-                self._fail(self._wrong_number(printed))
+    def _check_first_lines(self) -> None:
+        """Refuse a program whose lines come several at a moment, since nothing tells whether to add them."""
+        gaps_s = [after_s - before_s for before_s, after_s in pairwise(self._arrivals)]
+        silent_s = real_time.monotonic() - self._arrivals[-1]
+        # The gap that goes on counts if it is the longest one already.
+        gaps_s = sorted([*gaps_s, silent_s] if silent_s > max(gaps_s, default=0.0) else gaps_s)
         # A busy machine reads some lines late, with the next ones, but not as many.
-        elif gaps_s and sorted(gaps_s)[len(gaps_s) // 4] < together_s:
+        if gaps_s[len(gaps_s) // 4] < TOGETHER_SHARE * gaps_s[(3 * len(gaps_s) - 1) // 4]:
             self._fail(
                 "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add "
-                "them; if they are of one, it must flush each line"
+                "them; if they are of one, it must flush each line, or state @sum=1"
             )
-
-    def _has_more_lines(self, count: int) -> bool:
-        return self._reason is not None or len(self._arrivals) > count
 
     def _read_lines(self) -> None:
         assert isinstance(self._process.stdout, io.BufferedReader)
@@ -179,13 +169,13 @@ class CommandMeter:
 
     def _take(self, now_s: float, watts: float) -> None:
         """Take a line. Those of several sensors, if the user has stated so, are added to one value."""
-        if self._watched:
+        if len(self._arrivals) < FIRST_LINES:
             self._arrivals.append(now_s)
         self._end_moment(now_s)
         self._line_s = now_s
         self._lines += 1
         self._moment.append(watts)
-        if len(self._moment) < self._stated.sensors:
+        if len(self._moment) < max(1, self._stated.sensors):
             return
         watts = sum(self._moment)
         self._moment.clear()
@@ -202,10 +192,11 @@ class CommandMeter:
         pause_s = PAUSE_SHARE * statistics.median(self._intervals) if self._intervals else PAUSE_S
         if now_s - self._line_s <= pause_s:
             return
-        if self._moment:
+        if self._stated.sensors > 1 and self._lines not in (0, self._stated.sensors):
             self._left_out = f"command: {self._program} {self._wrong_number(self._lines)}"
-            self._moment.clear()
-            self._add(self._line_s, 0.0)
+            if self._moment:
+                self._moment.clear()
+                self._add(self._line_s, 0.0)
         self._lines = 0
 
     def _wrong_number(self, lines: int) -> str:
