@@ -34,7 +34,7 @@ come, ``window_arithmetic.energy_between`` computes E(end) - E(start):
    for each name, with deviations, a common course and fluctuation, each Gaussian. Its best linear prediction
    from the increments between ticks is the energy (kriging). Phases of a round are solved alike. Alone, a
    window with fewer than two ticks inside may hold all, none or a share of what the power around it does not
-   explain.
+   explain; beside a few others, none to all of what its ticks show.
 3. Counters that are fresh at every reading, and averages: ``edges.energy_at``.
 
 **Uncertainty.** Every step states variances by cause (``uncertainty.Variances``, all at k = 1):

@@ -139,14 +139,15 @@ def _solve_window(series: Series, start_ns: int, end_ns: int, marks: Sequence[Ma
         return energy
     before, after = series.tick_before(start_ns), series.tick_after(end_ns)
     if ticks and before is not None and after is not None:
-        first = bisect_left(marks, before.time_ns, key=attrgetter("time_ns"))
-        shared = marks[first : bisect_left(marks, after.time_ns, key=attrgetter("time_ns"))]
+        around = series.ticks_spanning(start_ns, end_ns, 2)
+        first, last = (
+            bisect_left(marks, each.time_ns, key=attrgetter("time_ns")) for each in (around[0], around[-1])
+        )
+        shared = marks[first:last]
         if any(min(abs(each.time_ns - start_ns), abs(each.time_ns - end_ns)) > SAME_NS for each in shared):
-            window_ms, tick_ms = (end_ns - start_ns) / 1e6, (series.period_s or 0.0) * 1e3
-            reason = (
-                f"not resolvable: {window_ms:.3g} ms window, {tick_ms:.3g} ms tick that other windows share"
-            )
-            return WindowEnergy(None, reason=reason)
+            # Other windows share its ticks, or those beside it: it has none to all of what its own show.
+            all_j = after.energy_j - before.energy_j
+            return WindowEnergy(all_j / 2, Variances(shape=all_j**2 / 12))
     return short_window_energy(series, start_ns, end_ns)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from statistics import fmean, median
 
@@ -15,6 +16,7 @@ from pytest_llenergy.energy.uncertainty import Variances
 from pytest_llenergy.energy.window_arithmetic import energy_between
 from tests.measure.marks import account_here, iteration, measured_round
 
+from . import worlds
 from .watching import Spell, simulate_reader
 from .waves import EPOCH, MS, S, Sensor, Wave, domain, read_at
 from .worlds import WORLDS, World, even, loop, phases, uneven
@@ -148,11 +150,22 @@ def test_windows_of_different_names_are_solved_together(world: World, length_ms:
     assert abs(fmean((each.energy.energy_j or 0.0) / each.true_j - 1 for each in found)) < 0.04
 
 
-def test_a_few_short_windows_that_share_ticks_have_no_energy() -> None:
-    results = [each for seed in range(10) for each in loop(Random(seed), even, 60, 20, repeats=3)]
-    reasons = {each.energy.reason for each in results}
-    assert all(reason is not None and "window" in reason for reason in reasons)
-    assert any("100 ms tick that other windows share" in (reason or "") for reason in reasons)
+@pytest.mark.parametrize("highest_w", [None, 700.0])
+def test_a_few_short_windows_that_share_ticks_have_a_wide_energy_if_power_is_bounded(
+    highest_w: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worlds, "domain", partial(domain, highest_w=highest_w))
+    for length_ms, rest_ms in ((60, 20), (60, 60)):
+        results = [
+            each for seed in range(10) for each in loop(Random(seed), even, length_ms, rest_ms, repeats=3)
+        ]
+        found = [each for each in results if each.energy.energy_j is not None]
+        if highest_w is None:
+            assert not any("window" in (each.energy.reason or "") for each in found)
+            assert len(found) < 0.2 * len(results)
+        else:
+            assert len(found) == len(results)
+            assert all(abs(each.score) <= 2 for each in found)
 
 
 @pytest.mark.parametrize("ramp", [False, True])
