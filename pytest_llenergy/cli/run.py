@@ -171,7 +171,9 @@ def open_selection(args: argparse.Namespace, *, whole_host: bool) -> Selection:
     if inventory.boards and not uuids:
         hidden = f"{describe_settings(os.environ, inventory)} hides all {len(inventory.boards)}"
         print_message("run", f"GPUs are not measured: {hidden}")
-    targets = Targets(inventory.one_per_board(uuids), also_cpu=True, whole_host=whole_host)
+    # What others use counts, and there is nothing to estimate.
+    no_work = "llenergy watch starts none" if whole_host else None
+    targets = Targets(inventory.one_per_board(uuids), also_cpu=True, unknown_processes=no_work)
     return open_meters(meter, MeterRegistry(), targets, require_measured=require is not None)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,10 +25,14 @@ from pytest_llenergy.energy.sampler import Sampler
 
 from ..nvml_sim import Board, World
 
-WATCH = (sys.executable, "-m", "pytest_llenergy.cli", "watch", "--meter=estimate", "--interval=0.5")
+METER = "import time\nwhile True: print(10, flush=True); time.sleep(0.02)"
+WATCH = (
+    *(sys.executable, "-m", "pytest_llenergy.cli", "watch", "--interval=0.5"),
+    f"--meter=command:{shlex.join([sys.executable, '-c', METER])}@2%",
+)
 
-LINE = re.compile(r"\d+\.\d W, \S+ [mk]?J in \S+ s, estimated: cpu:host \d+\.\d")
-SUM = re.compile(r"cpu:host: \S+ ± \S+ [mk]?J in \S+ s, \S+ ± \S+ W \(estimated, host processors\)")
+LINE = re.compile(r"\d+\.\d W, \S+ [mk]?J in \S+ s, measured: external:python\S* \d+\.\d")
+SUM = re.compile(r"external:python\S*: \S+ ± \S+ [mk]?J in \S+ s, \S+ ± \S+ W \(measured, .*\)")
 
 
 @pytest.mark.clock
@@ -70,7 +75,7 @@ def test_a_terminal_gets_one_line_that_is_replaced() -> None:
     os.close(terminal)
     live = [part.partition("\n")[0] for part in shown.split("\r\x1b[K")[1:-1]]
     assert all(" W, " in part and len(part) < 45 for part in live)
-    assert "cpu:host: " in shown.rpartition("\x1b[K")[2]
+    assert "external:python" in shown.rpartition("\x1b[K")[2]
 
 
 @pytest.mark.clock

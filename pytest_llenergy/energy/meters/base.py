@@ -117,15 +117,12 @@ class Targets(NamedTuple):
         also_cpu: Whether a test with GPUs holds the CPU too, as work in pytest's own process does.
         processes: Processes that work for the test although this one did not start them, such as a server.
         unknown_processes: Why such processes are unknown, if they are.
-        whole_host: Whether an estimate covers all processors of the host, idle or not, in place of the
-            processes of the test.
     """
 
     gpus: tuple[str, ...] = ()
     also_cpu: bool = False
     processes: tuple[int, ...] = ()
     unknown_processes: str | None = None
-    whole_host: bool = False
 
     @property
     def cpu(self) -> bool:

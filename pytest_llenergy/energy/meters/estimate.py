@@ -13,10 +13,6 @@ The coefficients are those of the Cloud Carbon Footprint project
 estimate uses its average over processor families (AWS: 3.5 W); the limits are the lowest and the highest
 family in its table, so the true value of a given host may lie anywhere between them. It covers processor
 power only: no memory, no fans, no supply losses.
-
-For a whole host of n logical CPUs, as ``llenergy watch`` shows it, the idle ones count too:
-
-    E = n · P_idle · t + (P_full − P_idle) · t_busy
 """
 
 from __future__ import annotations
@@ -26,17 +22,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from pytest_llenergy import real_time
-from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree, explain_hidden_host, read_cpu_time
+from pytest_llenergy.energy.cpu_time import TICK_S, ProcessTree
 from pytest_llenergy.energy.meters.base import READER_THREAD, Domain, Meter, MeterSpec, Targets
 from pytest_llenergy.errors import MeterDoesNotApply, MeterError
 
 #: Watts per logical CPU at full load: average over families, lowest, highest.
 AVERAGE_W, LOWEST_W, HIGHEST_W = 3.5, 1.69, 8.58
 FACTOR = max(HIGHEST_W / AVERAGE_W, AVERAGE_W / LOWEST_W)
-
-#: Watts per logical CPU when idle, likewise.
-IDLE_AVERAGE_W, IDLE_LOWEST_W, IDLE_HIGHEST_W = 0.74, 0.45, 3.04
 
 #: Step of the CPU clocks. Children of other processes that start and end between two readings are known to
 #: two ticks of 10 ms only; that shows in the spread of the rounds.
@@ -97,64 +89,15 @@ def _limits(energy_j: float, _duration_s: float) -> tuple[float, float]:
     return energy_j * LOWEST_W / AVERAGE_W, energy_j * HIGHEST_W / AVERAGE_W
 
 
-class HostEstimateMeter:
-    """All processors of the host as one domain, whoever uses them."""
-
-    name = "estimate"
-    poll_period_s: float = 0.05
-
-    def __init__(self) -> None:
-        import psutil
-
-        self._cpus = psutil.cpu_count() or 1
-        self.domains: tuple[Domain, ...] = (
-            Domain(
-                name="cpu:host",
-                kind="estimated",
-                source="CPU time x Cloud Carbon Footprint coefficients",
-                scope="host processors",
-                resolution_j=(AVERAGE_W - IDLE_AVERAGE_W) * TICK_S,
-                accuracy=(
-                    f"{IDLE_LOWEST_W}-{IDLE_HIGHEST_W} W per idle and {LOWEST_W}-{HIGHEST_W} W per busy "
-                    f"logical CPU ({self._cpus})"
-                ),
-                limits=self._limits,
-                covers_others=True,
-                max_age_s=TICK_S,
-            ),
-        )
-
-    def read(self) -> list[float | str]:
-        return [self._energy_j(IDLE_AVERAGE_W, AVERAGE_W, real_time.monotonic(), read_cpu_time().busy_s)]
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def _energy_j(self, idle_w: float, full_w: float, elapsed_s: float, busy_s: float) -> float:
-        return self._cpus * idle_w * elapsed_s + (full_w - idle_w) * busy_s
-
-    def _limits(self, energy_j: float, duration_s: float) -> tuple[float, float]:
-        idle_j = self._cpus * IDLE_AVERAGE_W * duration_s
-        busy_s = max(0.0, energy_j - idle_j) / (AVERAGE_W - IDLE_AVERAGE_W)
-        return (
-            self._energy_j(IDLE_LOWEST_W, LOWEST_W, duration_s, busy_s),
-            self._energy_j(IDLE_HIGHEST_W, HIGHEST_W, duration_s, busy_s),
-        )
-
-
 def open_estimate(targets: Targets) -> Sequence[Meter]:
     """Open the estimate.
 
     Raises:
         MeterDoesNotApply: If the test uses GPUs, which the model does not cover.
-        MeterError: If processes that work for the test, or the CPU time of the host, are unknown.
+        MeterError: If processes that work for the test are unknown.
     """
     if not targets.cpu:
         raise MeterDoesNotApply("estimate: models the CPU only, and the test uses GPUs")
-    if targets.whole_host:
-        if reason := explain_hidden_host():
-            raise MeterError(f"estimate: {reason}")
-        return [HostEstimateMeter()]
     if targets.unknown_processes is not None:
         raise MeterError(f"estimate: it needs the processes of the test: {targets.unknown_processes}")
     return [EstimateMeter(targets.processes)]
