@@ -218,7 +218,7 @@ def test_a_module_counter_is_not_compared_with_the_power_of_the_gpu(
     assert (sources.power.scope, sources.cross_check) == ("board", None)
 
 
-def test_a_board_without_sources_is_refused_with_every_answer_of_the_driver(
+def test_a_board_without_sources_is_refused_with_the_answer_of_the_driver(
     tmp_path: Path, attach_boards: Callable[..., World]
 ) -> None:
     silent = Board(energy_supported=False, unsupported_fields=(186,), power_usage_supported=False)
@@ -226,14 +226,7 @@ def test_a_board_without_sources_is_refused_with_every_answer_of_the_driver(
     with pytest.raises(MeterError) as raised:
         open_nvml(Targets((world.board(0).uuid, world.board(1).uuid)), tmp_path)
     assert str(raised.value) == (
-        f"nvml: {world.board(1).uuid} (NVIDIA Sim RTX 4090) reports neither energy nor power "
-        f"({COUNTER}: Not Supported; "
-        "NVML_FI_DEV_ENERGY: Not Supported; "
-        "nvmlDeviceGetTotalEnergyConsumption: Not Supported; "
-        "NVML_FI_DEV_ENERGY of the module: Not Supported; "
-        "NVML_FI_DEV_POWER_INSTANT: Not Supported; "
-        "NVML_FI_DEV_POWER_INSTANT of the module: Not Supported; "
-        "nvmlDeviceGetPowerUsage: Not Supported)"
+        f"nvml: {world.board(1).uuid} (NVIDIA Sim RTX 4090) reports neither energy nor power (Not Supported)"
     )
 
 
@@ -310,7 +303,7 @@ def test_a_rejected_counter_without_power_is_an_error(attach_boards: Callable[..
         only_domain(world, STILL)
     assert str(raised.value) == (
         f"nvml: {world.board(0).uuid}: energy counter rejected: stood still for 1.0 s while the board drew "
-        "60 W; no power to integrate: Not Supported"
+        "60 W; no power to integrate"
     )
 
 

@@ -172,7 +172,6 @@ class Sources(NamedTuple):
         cross_check: The power reading that the counter is checked against.
         power: The power reading to integrate if the counter is rejected.
         limit_w: Highest power limit that can be set, if the driver reports one. The present one is a setting.
-        no_power: Answer of the driver to the first query of power, if none has a value.
     """
 
     board: BoardHandle
@@ -180,7 +179,6 @@ class Sources(NamedTuple):
     cross_check: Quantity | None
     power: Quantity | None
     limit_w: float | None
-    no_power: str = ""
 
     @property
     def watched(self) -> Quantity | None:
@@ -206,14 +204,16 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
     """Query all counters and power readings of a board.
 
     Raises:
-        MeterError: If the board supports none of them, with the answer to each query.
+        MeterError: If the board supports none of them, with the answer of the driver.
     """
-    answers: dict[str, str] = {}
-    counters = _select_available(session, board, COUNTERS, answers)
-    powers = _select_available(session, board, POWERS, answers)
+    # One at a time, since a driver may refuse a request for several of which it knows only some.
+    answers = {each: session.read(board.handle, (each,))[0] for each in (*COUNTERS, *POWERS)}
+    counters, powers = (
+        [each for each in kind if not isinstance(answers[each], str)] for kind in (COUNTERS, POWERS)
+    )
     if not counters and not powers:
-        details = "; ".join(f"{label}: {answer}" for label, answer in answers.items())
-        raise MeterError(f"nvml: {board.uuid} ({board.name}) reports neither energy nor power ({details})")
+        answer = answers[POWER_USAGE]
+        raise MeterError(f"nvml: {board.uuid} ({board.name}) reports neither energy nor power ({answer})")
     counter = counters[0] if counters else None
     return Sources(
         board=board,
@@ -221,22 +221,7 @@ def find_sources(session: Session, board: BoardHandle) -> Sources:
         cross_check=next((power for power in powers if counter and power.scope == counter.scope), None),
         power=powers[0] if powers else None,
         limit_w=_limit_w(session, board),
-        no_power="" if powers else answers[POWERS[0].label],
     )
-
-
-def _select_available(
-    session: Session, board: BoardHandle, quantities: Sequence[Quantity], answers: dict[str, str]
-) -> list[Quantity]:
-    """Return the quantities that have a value. Queries one at a time, to get an error message for each."""
-    available = []
-    for quantity in quantities:
-        (value,) = session.read(board.handle, (quantity,))
-        if isinstance(value, str):
-            answers[quantity.label] = value
-        else:
-            available.append(quantity)
-    return available
 
 
 def _limit_w(session: Session, board: BoardHandle) -> float | None:
@@ -297,7 +282,7 @@ def _poll_period_s(domain: Domain) -> float:
 def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
     what = f"energy counter rejected: {result.reason}" if sources.counter else "no energy counter"
     if sources.power is None:
-        raise MeterError(f"nvml: {sources.board.uuid}: {what}; no power to integrate: {sources.no_power}")
+        raise MeterError(f"nvml: {sources.board.uuid}: {what}; no power to integrate")
     if sources.power == sources.watched and result.mean_w == 0:
         raise MeterError(f"nvml: {sources.board.uuid}: {what}; {sources.power.label} reads 0 W")
     return sources.power
