@@ -135,7 +135,9 @@ class Timetable:
                 self._points.clear()
                 self._margin_ns = 0.0
             self._fit(number, tick)
-            return tick if self.learning else _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
+            if self.learning or gap_ns <= reach_ns:
+                return tick
+            return _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
         # The reading shows the last tick before it: the one that had surely come, or the one after that.
         _, reach_ns = self._predict(self._number(tick.latest_ns))
         sure, possible = (self._number(tick.latest_ns + way * reach_ns, down=True) for way in (-1, 1))
