@@ -197,33 +197,14 @@ class TestRounds:
 
 
 class TestTheSplit:
-    def test_the_part_approaches_the_whole_as_others_leave(self) -> None:
-        idle = Power(IDLE_W, 0.1)
-        parts = [split_part(use(1, others), 100.0, idle) for others in (3.0, 1.0, 0.3)]
-        energies = [part.energy.energy_j for part in parts]
-        assert energies == pytest.approx([40 + 60 / 4, 40 + 60 / 2, 40 + 60 / 1.3])
-        widths = [part.high_j - part.low_j for part in parts]
-        assert widths[2] < widths[0] < widths[1]
-
     def test_of_memory_only_the_idle_joules_are_certain(self) -> None:
         part = split_part(use(1, 1), 100.0, Power(IDLE_W, 0.0), MEMORY_RATIO)
         assert (part.low_j, part.high_j) == pytest.approx((40, 100))
-
-    def test_a_test_that_only_waits_has_the_idle_joules(self) -> None:
-        part = split_part(use(0, 2), 100.0, Power(IDLE_W, 0.0))
-        assert part.energy.energy_j == pytest.approx(40)
-        assert part.low_j == part.high_j == pytest.approx(40)
 
     def test_the_ticks_of_cpu_time_and_the_idle_power_are_in_the_uncertainty(self) -> None:
         part = split_part(use(1, 1), 100.0, Power(IDLE_W, 3.0))
         terms = part.energy.variances.terms()
         assert terms.attribution_j == pytest.approx((3.0**2 + (0.5 * 0.01 / 4 * 60) ** 2) ** 0.5)
-
-    def test_a_gap_too_short_for_the_ticks_of_cpu_time_is_not_used(self) -> None:
-        gaps = [(Power(IDLE_W, 0.0), use(0, 0, 0.02))]
-        split = choose_split(PACKAGE, use(1, 1), gaps)
-        assert split is not None
-        assert split.idle is None
 
 
 def test_rounds_of_another_tool_are_split_by_the_cpu_time_of_all_of_them() -> None:

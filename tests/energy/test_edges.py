@@ -10,7 +10,6 @@ from statistics import fmean
 
 import pytest
 
-from pytest_llenergy.energy.edges import energy_under_load, is_short_window
 from pytest_llenergy.energy.quiet_gaps import Quiet, energy_beside, quiet_power
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
@@ -63,21 +62,6 @@ class TestQuietEdges:
         assert found[1].energy_j == pytest.approx(true_j - 10 * 0.1, abs=0.1)
         assert found[1].variances.outside == pytest.approx((10 * 0.2) ** 2 / 12, rel=0.1)
 
-    def test_a_quiet_edge_is_as_uncertain_as_two_ticks_at_idle_power(self) -> None:
-        gap_ns = 8 * MS
-        series = read_at(Sensor(WAVE, TICK), range(EPOCH - S // 2, EPOCH + 2 * S, gap_ns))
-        before = quiet(series, EPOCH, START)
-        start = energy_beside(series, START, before, starts=True)
-        assert start is not None
-        tick = series.tick_before(START)
-        assert tick is not None
-        head_s = (START - tick.time_ns) / 1e9
-        reach = head_s / before.length_s
-        expected = before.watts * 0.008 / math.sqrt(12)
-        assert math.sqrt(start.variances.edges) == pytest.approx(expected * (1 + reach))
-        outside = math.hypot(expected * reach, before.fluctuation_w * math.sqrt(head_s * TICK / S))
-        assert math.sqrt(start.variances.outside) == pytest.approx(outside)
-
     def test_a_gap_with_one_tick_gives_no_idle_power(self) -> None:
         series = read_at(Sensor(WAVE, TICK), fine())
         assert quiet_power(series, START - 120 * MS, START) is None
@@ -114,41 +98,6 @@ class TestQuietEdges:
         assert energy.energy_j is None
         reason = "not resolvable: 120 ms window, power averaged over 1000 ms and not steady after the window"
         assert energy.reason == reason
-
-
-class TestUnderLoad:
-    @pytest.mark.parametrize("at_ms", [310, 350, 390])
-    def test_a_step_at_the_edge_is_found(self, at_ms: int) -> None:
-        at_ns = EPOCH + at_ms * MS
-        wave = Wave(((EPOCH - S, 200.0), (at_ns, 600.0), (EPOCH + 9 * S, 600.0)))
-        reading = energy_under_load(read_at(Sensor(wave, TICK), fine()), at_ns)
-        assert reading is not None
-        assert reading.energy_j == pytest.approx(wave.energy_j(at_ns), abs=0.1)
-
-    @pytest.mark.parametrize("step_ms", [310, 340, 380, 395])
-    def test_a_step_near_the_edge_lies_within_the_uncertainty(self, step_ms: int) -> None:
-        edge_ns = EPOCH + 350 * MS
-        wave = Wave(((EPOCH - S, 200.0), (EPOCH + step_ms * MS, 600.0), (EPOCH + 9 * S, 600.0)))
-        reading = energy_under_load(read_at(Sensor(wave, TICK), fine()), edge_ns)
-        assert reading is not None
-        assert abs(reading.energy_j - wave.energy_j(edge_ns)) <= 2 * math.sqrt(reading.variances.total)
-
-    def test_a_burst_between_two_ticks_lies_within_the_uncertainty(self) -> None:
-        edge_ns = EPOCH + 350 * MS
-        burst = (EPOCH + 315 * MS, 700.0), (EPOCH + 345 * MS, 200.0)
-        wave = Wave(((EPOCH - S, 200.0), *burst, (EPOCH + 9 * S, 200.0)))
-        reading = energy_under_load(read_at(Sensor(wave, TICK), fine()), edge_ns)
-        assert reading is not None
-        error_j = abs(reading.energy_j - wave.energy_j(edge_ns))
-        assert error_j > 1
-        assert error_j <= 2 * math.sqrt(reading.variances.total)
-
-    def test_a_counter_read_at_the_edge_is_almost_exact(self) -> None:
-        at_ns = EPOCH + 400 * MS
-        series = read_at(Sensor(WAVE, TICK), [*fine(), at_ns - 30_000, at_ns + 30_000])
-        reading = energy_under_load(series, at_ns)
-        assert reading is not None
-        assert math.sqrt(reading.variances.total) < 0.02
 
 
 def scores(outside_w: float, inside_w: float, length_ms: int, load_ms: int | None = None) -> list[float]:
@@ -196,11 +145,3 @@ def test_load_after_the_window_is_not_counted() -> None:
     found = scores(100, 500, 80, load_ms=480)
     assert len(found) >= 20
     assert fmean(score <= 2 for score in found) >= 0.95
-
-
-def test_a_window_with_two_ticks_inside_is_not_short() -> None:
-    wave = Wave(((EPOCH - 4 * S, 100.0), (EPOCH + 9 * S, 100.0)))
-    series = simulate_reader([Sensor(wave, TICK)], Random(0), EPOCH, EPOCH + 2 * S, domain(period_s=0.1))
-    start_ns = EPOCH + 930 * MS
-    assert is_short_window(series, start_ns, start_ns + 150 * MS)
-    assert not is_short_window(series, start_ns, start_ns + 350 * MS)

@@ -149,26 +149,6 @@ def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
     )
 
 
-@pytest.mark.parametrize("content", NO_POWER)
-@pytest.mark.slow
-def test_an_impossible_power_while_reading_gives_a_reason_instead_of_joules(
-    tmp_path: Path, content: str
-) -> None:
-    path = chip(tmp_path, "hwmon0", "ina", power1_input=20_000_000)
-    meter = opened(tmp_path, "ina")
-    start_s = time.monotonic()
-    assert meter.read() == [0.0]
-    (path / "power1_input").write_text(f"{content}\n")
-    assert meter.read() == [
-        f"hwmon: {path}/power1_input reads {content[:32]!r}, which is not a power in µW up to 20000 W"
-    ]
-    (path / "power1_input").write_text("20000000\n")
-    (energy_j,) = meter.read()
-    meter.close()
-    assert isinstance(energy_j, float)
-    assert 0 < energy_j <= 20 * (time.monotonic() - start_s)
-
-
 @pytest.mark.parametrize("content", ["-1", "lots"])
 def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
     path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
@@ -215,14 +195,6 @@ def test_an_unreported_refresh_period_is_found_by_observation(tmp_path: Path) ->
     # The sensor may report a mean or the instantaneous value.
     assert domain.late_s == (domain.late_s[1] / 2, domain.update_period_s)
     assert domain.flags == ()
-
-
-def test_a_sensor_that_fails_later_gives_a_reason(tmp_path: Path) -> None:
-    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=1)
-    meter = opened(tmp_path, "amd_energy")
-    (path / "energy1_input").write_text("")
-    assert meter.read() == [f"hwmon: {path}/energy1_input reads '', which is not an energy in µJ"]
-    meter.close()
 
 
 def test_an_unreadable_sensor_is_refused(tmp_path: Path) -> None:

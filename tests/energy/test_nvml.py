@@ -458,21 +458,6 @@ def test_the_counter_of_an_h200_has_no_blind_time() -> None:
     assert counter_coverage("NVIDIA H100 80GB HBM3") == sensor_coverage("NVIDIA H100 80GB HBM3")
 
 
-def test_slow_ticks_lower_the_coverage_and_fast_ones_do_not_raise_it() -> None:
-    assert sensor_coverage("NVIDIA H100 PCIe", 0.125)[0] == pytest.approx(0.2)
-    assert sensor_coverage("NVIDIA H100 PCIe", 0.01)[0] == pytest.approx(0.25)
-    assert sensor_coverage("NVIDIA GeForce RTX 4090", 10.0)[0] == 1.0
-
-
-def test_the_coverage_states_whether_it_was_measured_or_assumed() -> None:
-    measured = "the power sensor samples for 25 ms of each 100 ms (Yang, Adamek, Armour, SC 2024)"
-    assert sensor_coverage("NVIDIA H100 PCIe")[1:] == (True, measured)
-    assert "as on the H100, of the same die" in sensor_coverage("NVIDIA H200").source
-    assert sensor_coverage("NVIDIA GeForce RTX 4090").known
-    assumed = "the power sensor is assumed to sample 20% of the time, since it was not measured"
-    assert sensor_coverage("NVIDIA L4")[1:] == (False, assumed)
-
-
 def test_a_board_whose_coverage_is_unknown_is_flagged(attach_boards: Callable[..., World]) -> None:
     domain = only_domain(attach_boards(Board(name="NVIDIA B200")))
     assert domain.coverage == pytest.approx(0.2)

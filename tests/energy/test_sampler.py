@@ -305,24 +305,6 @@ def test_power_readings_are_never_postponed() -> None:
     assert len(sampler.series[0].ticks) == meter.readings - 1
 
 
-@pytest.mark.parametrize("asleep", [False, True])
-def test_nested_work_wakes_a_reader_that_skips_ticks(asleep: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    wakes = []
-    with Sampler([Counting(10.0)]) as sampler, sampler.at_work():
-        monkeypatch.setattr(sampler, "_wake_thread", lambda: wakes.append(True))
-        monkeypatch.setattr(sampler._reader, "asleep", asleep)
-        sampler.begin_work()
-        assert bool(wakes) == asleep
-        monkeypatch.undo()
-        sampler.end_work()
-
-
-def test_a_sampler_without_meters_has_no_series() -> None:
-    with Sampler([]) as sampler:
-        sampler.read_now()
-        assert sampler.series == []
-
-
 @dataclass
 class InvalidReadings(Counting):
     """Returns invalid readings."""

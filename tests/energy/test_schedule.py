@@ -11,9 +11,6 @@ from statistics import fmean, median
 import pytest
 
 from pytest_llenergy.energy.schedule import (
-    CREDIT_AT_WORK_NS,
-    CREDIT_NS,
-    DISTURBED_NS,
     SHARE,
     SHARE_AT_WORK,
     Budget,
@@ -72,14 +69,6 @@ class TestTimetable:
         series, readings = read_on_schedule(Sensor(WAVE, 100 * MS, jitter_ns=12 * MS), 20)
         assert readings < 8 * len(series.ticks)
         assert median(tick.gap_s for tick in series.ticks[20:]) < 0.008
-
-    def test_no_tick_is_missed(self) -> None:
-        sensor = Sensor(WAVE, 100 * MS, jitter_ns=12 * MS)
-        series, _ = read_on_schedule(sensor, 20)
-        assert series.ticks[-1].energy_j - series.ticks[0].energy_j == sum(
-            b.energy_j - a.energy_j for a, b in zip(series.ticks, series.ticks[1:], strict=False)
-        )
-        assert 195 <= len(series.ticks) <= 200
 
     def test_a_continuous_counter_is_read_evenly(self) -> None:
         series, readings = read_on_schedule(Sensor(WAVE, 0), 2, max_age_s=0.001)
@@ -198,48 +187,6 @@ class TestBudget:
                 count += 1
         assert count == pytest.approx(wake_ups, rel=0.02)
 
-    def test_overlapping_work_ends_with_the_last_of_it(self) -> None:
-        budget = Budget()
-        budget.begin_work()
-        budget.begin_work()
-        budget.end_work()
-        assert budget.sparing
-        budget.end_work()
-        assert not budget.sparing
-
-    def test_close_readings_are_never_postponed_and_cost_nothing_later(self) -> None:
-        budget = Budget()
-        with budget.reading_closely():
-            assert share_of_core(budget, 200_000, MS, 5) == pytest.approx(0.2)
-        assert budget.wait_ns(S) == 0
-
-    def test_close_readings_during_work_get_the_usual_share(self) -> None:
-        budget = Budget()
-        with at_work(budget), budget.reading_closely():
-            assert not budget.sparing
-            assert share_of_core(budget, 200_000, MS, 60) == pytest.approx(SHARE, rel=0.02)
-
-    def test_an_unlimited_budget_postpones_nothing(self) -> None:
-        budget = Budget(unlimited=True)
-        with at_work(budget):
-            assert not budget.sparing
-            assert share_of_core(budget, 200_000, MS, 5) == pytest.approx(0.2)
-
-    def test_debt_is_limited(self) -> None:
-        budget = Budget()
-        budget.charge(S, 0)
-        assert budget.wait_ns(10 * S) == pytest.approx(CREDIT_NS / SHARE)
-
-    def test_budget_saved_during_work_is_spent_later_up_to_the_credit(self) -> None:
-        budget = Budget()
-        with at_work(budget):
-            share_of_core(budget, 50_000, 100 * MS, 100)
-        spent_ns = 0
-        while not budget.wait_ns(S):
-            budget.charge(100_000, MS)
-            spent_ns += 100_000 - round(SHARE * MS)
-        assert spent_ns == pytest.approx(CREDIT_NS, abs=200_000)
-
     @pytest.mark.parametrize("working", [False, True])
     def test_no_reading_is_postponed_beyond_the_limit(self, working: bool) -> None:
         budget = Budget()
@@ -255,30 +202,3 @@ class TestBudget:
             budget.charge(20 * MS, 2 * S)
             budget.charge(0, S)
             assert budget.wait_ns(S) == 0
-
-    def test_only_measured_work_in_this_process_counts_as_busy(self) -> None:
-        budget = Budget()
-        budget.charge(325_000, 90 * MS, busy=True)
-        assert not budget.shares_process  # Nothing is measured.
-        with at_work(budget):
-            budget.charge(325_000, 90 * MS)
-            assert not budget.shares_process
-            budget.charge(325_000, 90 * MS, busy=True)
-            assert budget.shares_process
-
-    def test_readings_after_an_edge_in_a_busy_process_are_paid_back_in_full(self) -> None:
-        budget, wakes = Budget(), 4
-        with at_work(budget):
-            for _ in range(wakes):
-                budget.charge(325_000, 90 * MS, busy=True)
-            taken_ns = wakes * (325_000 + DISTURBED_NS - SHARE_AT_WORK * 90 * MS)
-            owed_ns = budget.wait_ns(100 * S) * SHARE_AT_WORK
-            assert owed_ns == pytest.approx(taken_ns - CREDIT_AT_WORK_NS, rel=0.01)
-            budget.charge(0, 100 * S)
-            assert budget.wait_ns(100 * S) == 0
-
-    def test_the_begin_and_the_end_of_work_are_edges(self) -> None:
-        budget = Budget()
-        with at_work(budget):
-            assert budget.edges == 1
-        assert budget.edges == 2

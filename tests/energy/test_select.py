@@ -155,20 +155,6 @@ def test_a_named_meter_that_fails_to_open_closes_the_others() -> None:
     assert [meter.closed for meter in bench.opened] == [1]
 
 
-def test_every_named_meter_that_fails_gives_its_reason() -> None:
-    bench = Bench()
-    specs = bench.specs(bench.spec("a", refusal="no driver"), bench.spec("b", refusal="no permission"))
-    with pytest.raises(MeterError, match=r": a: no driver; b: no permission$"):
-        open_meters(["a", "b"], specs, CPU)
-
-
-def test_only_named_meters_are_opened() -> None:
-    bench = Bench()
-    specs = bench.specs(bench.spec("a"), bench.spec("b"), bench.spec("guess", "estimated"))
-    assert [meter.name for meter in open_meters(["guess", "b"], specs, CPU).meters] == ["b", "guess"]
-    assert bench.names == ["b", "guess"]
-
-
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(MeterError, match=r"^unknown meter 'nvlm'; known: auto, nvml, rapl, estimate$"):
         check_names(["nvlm"], {spec: MeterRegistry()[spec] for spec in ("nvml", "rapl", "estimate")})

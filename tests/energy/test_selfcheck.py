@@ -23,7 +23,6 @@ from pytest_llenergy.energy.selfcheck import (
     evaluate_readings,
 )
 from pytest_llenergy.errors import MeterError
-from pytest_llenergy.record.environment import read_boot_id
 
 MS = 1_000_000
 Power = Callable[[float], float]
@@ -226,10 +225,6 @@ def test_a_board_that_fails_during_the_check_ends_it() -> None:
         check_counters({"a": poll}, {"a": 0.1})
 
 
-def test_a_single_reading_gives_no_result() -> None:
-    assert evaluate_readings([Reading(0, 1, 5.0, 60.0)]) == CheckResult(duration_s=0.0)
-
-
 BOARD = CheckedBoard(uuid="GPU-a", driver="580.1", boot="b", sources=["NVML_FI_DEV_ENERGY"])
 FIT = CheckResult(duration_s=1.0, ticks=10, period_s=0.1)
 UNFIT = CheckResult(duration_s=1.0, reason="stood still for 1.0 s")
@@ -294,15 +289,3 @@ def test_rejections_and_uncertain_results_expire(tmp_path: Path) -> None:
         the_file(tmp_path).write_text(json.dumps(entry))
         CheckCache._kept.clear()
         assert cache.load(BOARD) == later
-
-
-def test_the_cache_directory_can_be_set_by_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLENERGY_CACHE_DIR", str(tmp_path))
-    CheckCache().store(BOARD, FIT)
-    assert the_file(tmp_path / "meters").suffix == ".json"
-
-
-def test_the_boot_id_is_stable() -> None:
-    assert read_boot_id() == read_boot_id() != ""

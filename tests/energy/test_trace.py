@@ -77,53 +77,12 @@ def test_an_unknown_delay_is_the_same_for_all_ticks() -> None:
     ]
 
 
-def test_an_outage_is_extended_by_the_delay_of_readings() -> None:
-    series = series_of((300, 5.0), (310, 7.0), late_s=(0.1, 0.1))
-    series.add_outage(400 * MS, 600 * MS, "nobody came")
-    assert series.outages == [(300 * MS, 600 * MS, "nobody came")]
-
-
 def test_a_slow_reading_widens_the_tick() -> None:
     series = series_of((0, 1.0))
     series.add(10 * MS, 15 * MS, 1.0)
     series.add(20 * MS, 60 * MS, 2.0)
     # The counter ticked between the start of the last old reading and the end of the slow one.
     assert [(tick.earliest_ns // MS, tick.latest_ns // MS) for tick in series.ticks] == [(10, 60)]
-
-
-@pytest.mark.parametrize(
-    ("at_ms", "before", "after"),
-    [
-        (9, None, 1.0),
-        (10, None, 1.0),
-        (15, None, 2.0),
-        (20, 1.0, 2.0),
-        (25, 1.0, 3.0),
-        (30, 2.0, 3.0),
-        (41, 3.0, None),
-    ],
-)
-def test_before_and_after_return_ticks_certainly_on_that_side(
-    at_ms: int, before: float | None, after: float | None
-) -> None:
-    series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
-    found = [
-        None if tick is None else tick.energy_j
-        for tick in (series.tick_before(at_ms * MS), series.tick_after(at_ms * MS))
-    ]
-    assert found == [before, after]
-
-
-def test_between_returns_ticks_certainly_inside() -> None:
-    series = series_of((10, 0.0), (20, 1.0), (30, 2.0), (40, 3.0))
-    assert [tick.energy_j for tick in series.ticks_between(11 * MS, 40 * MS)] == [2.0, 3.0]
-    assert [tick.energy_j for tick in series.ticks_between(10 * MS, 39 * MS)] == [1.0, 2.0]
-
-
-def test_the_tick_period_is_the_median_and_needs_three_ticks() -> None:
-    readings = [(0, 0.0), (10, 1.0), (20, 2.0), (30, 3.0), (90, 4.0)]
-    assert series_of(*readings[:3]).tick_period_s is None
-    assert series_of(*readings).tick_period_s == pytest.approx(0.01)
 
 
 BACKWARDS = "test: the counter of cpu:x went backwards, from 6.000 J to 2.000 J; it was reset or is broken"
