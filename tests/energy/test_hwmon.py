@@ -105,27 +105,19 @@ def test_a_sensor_is_found_by_label_or_channel(tmp_path: Path, argument: str) ->
 
 
 def test_one_of_several_sensors_must_be_chosen(tmp_path: Path) -> None:
-    path = chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
-    listed = "choose one of hwmon:ina/power1, hwmon:ina/CPU"
-    assert refusal(tmp_path, "ina") == f"hwmon: {path} (ina) has several sensors; {listed}"
-    assert refusal(tmp_path, "ina/CPU@sum=2") == "hwmon: ina/CPU is one sensor; leave out @sum=2"
-    assert refusal(tmp_path, "ina/GPU") == f"hwmon: {path} (ina) has no sensor 'GPU'; {listed}"
-
-
-def test_one_of_several_chips_with_the_same_name_must_be_chosen(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "ina") == f"hwmon: no sensor 'ina' under {tmp_path}; found: none"
+    chip(tmp_path, "hwmon0", "ina", power1_input=1, power2_input=2, power2_label="CPU")
     for directory in ("hwmon1", "hwmon2"):
         chip(tmp_path, directory, "amdgpu", power1_average=1)
-    assert refusal(tmp_path, "amdgpu") == (
-        "hwmon: several chips are called 'amdgpu'; name one by its directory: hwmon1, hwmon2"
+    ina, amd = (
+        "hwmon:hwmon0/power1 (ina), hwmon:hwmon0/CPU (ina)",
+        "hwmon:hwmon1/power1 (amdgpu), hwmon:hwmon2/power1 (amdgpu)",
     )
+    assert refusal(tmp_path, "ina") == f"hwmon: several sensors are called 'ina'; found: {ina}"
+    assert refusal(tmp_path, "amdgpu") == f"hwmon: several sensors are called 'amdgpu'; found: {amd}"
+    assert refusal(tmp_path, "ina/GPU") == f"hwmon: no sensor 'ina/GPU' under {tmp_path}; found: {ina}, {amd}"
+    assert refusal(tmp_path, "ina/CPU@sum=2") == "hwmon: ina/CPU is one sensor; leave out @sum=2"
     opened(tmp_path, "hwmon2").close()
-
-
-def test_a_missing_chip_lists_the_chips_that_exist(tmp_path: Path) -> None:
-    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: none"
-    path = chip(tmp_path, "hwmon0", "coretemp", temp1_input=50_000)
-    assert refusal(tmp_path, "ina") == f"hwmon: no chip 'ina' under {tmp_path}; found: coretemp"
-    assert refusal(tmp_path, "coretemp") == f"hwmon: {path} (coretemp) has no power or energy sensor"
 
 
 def test_an_invalid_sensor_is_refused_and_its_file_closed(tmp_path: Path) -> None:

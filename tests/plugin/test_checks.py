@@ -79,7 +79,7 @@ class TestMeters:
     def test_sensor_that_does_not_exist(self, pytester: pytest.Pytester) -> None:
         told = refusal(pytester, "--energy-meter=hwmon:no-such-chip@2%")
         assert told.startswith(
-            "--energy-meter: hwmon: no chip 'no-such-chip' under /sys/class/hwmon; found: "
+            "--energy-meter: hwmon: no sensor 'no-such-chip' under /sys/class/hwmon; found: "
         )
 
     def test_check_of_a_third_party_meter(self, pytester: pytest.Pytester) -> None:

@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import tempfile
 import threading
-import weakref
 from collections import deque
 from functools import partial
 from itertools import pairwise
@@ -97,8 +96,6 @@ class CommandMeter:
         except OSError as error:
             self._stderr.close()
             raise MeterError(f"command: {self._program} cannot be started ({error.strerror})") from None
-        # Kills the program of a meter that is never closed.
-        self._abandon = weakref.finalize(self, _kill, self._process.pid)
         self._thread = threading.Thread(target=self._read_lines, name="llenergy-command", daemon=True)
         self._thread.start()
         self._wait_for_lines(first_line_s)
@@ -256,7 +253,6 @@ class CommandMeter:
 
     def close(self) -> None:
         """End the program and everything in its session."""
-        self._abandon.detach()
         self._closing = True
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
@@ -274,11 +270,6 @@ class CommandMeter:
         # called before the leader is reaped, or right after.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _split(command: str) -> list[str]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pytest_llenergy import real_time
 from pytest_llenergy.energy.meters.base import Domain, MeterSpec, Stated, Targets, parse_stated
@@ -28,8 +28,7 @@ MICRO = 1e-6
 SLOWEST_REFRESH_S = 1.0
 
 
-@dataclass(frozen=True)
-class Sensor:
+class Sensor(NamedTuple):
     """One channel. Times in seconds; ``update_period_s`` is ``None`` if the chip does not report it."""
 
     chip: str
@@ -38,6 +37,13 @@ class Sensor:
     is_power: bool
     smear_s: float = 0.0
     update_period_s: float | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """What a user may call it."""
+        chips = (self.chip, self.file.parent.name)
+        labels = (self.label, self.file.name.partition("_")[0])
+        return [*chips, *(f"{chip}/{label}" for chip in chips for label in labels)]
 
 
 class HwmonMeter:
@@ -144,33 +150,15 @@ def find_sensor(argument: str, root: Path = ROOT) -> Sensor:
     """Find the sensor called ``CHIP[/LABEL]``.
 
     Raises:
-        MeterError: If there is no such sensor, with a list of those on the host.
+        MeterError: If none or several are called so, with a list of those on the host.
     """
-    name, _, label = argument.partition("/")
-    chip = _find_chip(name, root)
-    sensors = _sensors(chip)
-    if not sensors:
-        raise MeterError(f"hwmon: {chip} ({name}) has no power or energy sensor")
-    matches = [sensor for sensor in sensors if label in ("", sensor.label, sensor.file.name.split("_")[0])]
-    if len(matches) == 1:
-        return _with_times(matches[0])
-    what = f"has no sensor {label!r}" if label else "has several sensors"
-    labels = ", ".join(f"hwmon:{name}/{sensor.label}" for sensor in sensors)
-    raise MeterError(f"hwmon: {chip} ({name}) {what}; choose one of {labels}")
-
-
-def _find_chip(name: str, root: Path) -> Path:
-    chips = {path: _read_text(path / "name") or "" for path in sorted(root.glob("hwmon*"))}
-    matches = [path for path in chips if name in (path.name, chips[path])]
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        directories = ", ".join(path.name for path in matches)
-        raise MeterError(
-            f"hwmon: several chips are called {name!r}; name one by its directory: {directories}"
-        )
-    names = ", ".join(sorted({chip for chip in chips.values() if chip})) or "none"
-    raise MeterError(f"hwmon: no chip {name!r} under {root}; found: {names}")
+    known = [sensor for chip in sorted(root.glob("hwmon*")) for sensor in _sensors(chip)]
+    found = [sensor for sensor in known if argument in sensor.names]
+    if len(found) == 1:
+        return found[0]
+    problem = f"several sensors are called {argument!r}" if found else f"no sensor {argument!r} under {root}"
+    choices = (f"hwmon:{each.file.parent.name}/{each.label} ({each.chip})" for each in found or known)
+    raise MeterError(f"hwmon: {problem}; found: {', '.join(choices) or 'none'}")
 
 
 def _sensors(chip: Path) -> list[Sensor]:
@@ -179,27 +167,15 @@ def _sensors(chip: Path) -> list[Sensor]:
     for path in sorted(chip.iterdir(), key=lambda path: path.name.replace("_input", "_")):
         match = INPUT.match(path.name)
         if match and match["channel"] not in sensors:
-            sensors[match["channel"]] = _sensor(chip, path, match["channel"])
+            sensors[match["channel"]] = Sensor(
+                chip=_read_text(chip / "name") or chip.name,
+                label=_read_text(chip / f"{match['channel']}_label") or match["channel"],
+                file=path,
+                is_power=match["kind"] == "power",
+                smear_s=_interval_s(chip / f"{path.name}_interval") or 0.0,
+                update_period_s=_interval_s(chip / "update_interval"),
+            )
     return list(sensors.values())
-
-
-def _sensor(chip: Path, path: Path, channel: str) -> Sensor:
-    return Sensor(
-        chip=_read_text(chip / "name") or chip.name,
-        label=_read_text(chip / f"{channel}_label") or channel,
-        file=path,
-        is_power=channel.startswith("power"),
-    )
-
-
-def _with_times(sensor: Sensor) -> Sensor:
-    """Add the times that the chip reports."""
-    averaging = sensor.file.with_name(f"{sensor.file.name}_interval")
-    return replace(
-        sensor,
-        smear_s=_interval_s(averaging) or 0.0,
-        update_period_s=_interval_s(sensor.file.with_name("update_interval")),
-    )
 
 
 def _interval_s(file: Path) -> float | None:
