@@ -360,13 +360,13 @@ def _check_coverage(
         return
     model, period_s = models[best], times[best].period_s or 1.0
     coverage = counter_coverage if best == "energy counter" else sensor_coverage
-    assumed, _, source = coverage(product, period_s)
+    assumed, known = coverage(product, period_s)
     notebook.data["assumed_coverage"] = assumed
     measured = model.coverage(period_s)
     notebook.check(
         "the plugin assumes no more coverage than the sensor has",
         assumed <= measured * (1 + COVERAGE_U) if model.r2 >= MIN_R2 else None,
-        f"assumed {assumed:.2f} ({source}), measured {measured:.2f} by the {best}",
+        f"{'stated' if known else 'assumed'} {assumed:.2f}, measured {measured:.2f} by the {best}",
     )
     _report_scatter(notebook, waves, model, period_s, *ticks[best])
     _plot_wave(notebook, waves, readings)

@@ -125,17 +125,17 @@ class Timetable:
         widest_ns, gap_ns = MAX_MARGIN_SHARE * self.period_ns, tick.latest_ns - tick.earliest_ns
         if not self._points:
             if gap_ns <= widest_ns:
-                self._fit(0, tick)
+                self._fit(self._latest, tick)
             return tick
         if gap_ns <= widest_ns:
-            number = self._number(tick.time_ns)
+            number = self._latest = max(self._number(tick.time_ns), self._latest + 1)
             expected_ns, reach_ns = self._predict(number)
             if abs(tick.time_ns - expected_ns) > reach_ns + gap_ns / 2 and not self.learning:
                 # The prediction was wrong.
                 self._points.clear()
                 self._margin_ns = 0.0
-            self._fit(number, tick)
-            if self.learning or gap_ns <= reach_ns:
+            if self.learning or gap_ns <= self._margin_ns:
+                self._fit(number, tick)
                 return tick
             return _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
         # The reading shows the last tick before it: the one that had surely come, or the one after that.
@@ -151,7 +151,7 @@ class Timetable:
 
     def _fit(self, number: int, tick: Tick) -> None:
         """Fit the line to one more tick. Ticks are weighted by how closely they were observed."""
-        points, self._latest = self._points, number
+        points = self._points
         gap_ns = tick.latest_ns - tick.earliest_ns
         points.append(TickPoint(number, tick.time_ns, 1 / (gap_ns**2 + (STEP_S * 1e9) ** 2)))
         total, start_ns = sum(p.weight for p in points), points[0].time_ns

@@ -123,7 +123,7 @@ def test_a_counter_is_described_by_its_domain(attach_boards: Callable[..., World
 def test_a_part_time_sensor_is_described_by_its_coverage(attach_boards: Callable[..., World]) -> None:
     domain = only_domain(attach_boards(Board(name="NVIDIA H100 80GB HBM3")))
     assert domain.coverage == pytest.approx(0.25)
-    assert domain.accuracy.endswith("(Yang, Adamek, Armour, SC 2024), which the counter is assumed to share")
+    assert domain.accuracy.endswith("; its sensor samples 25% of the time")
 
 
 def test_the_readings_of_a_continuous_counter_are_fresh(attach_boards: Callable[..., World]) -> None:

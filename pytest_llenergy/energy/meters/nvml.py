@@ -37,9 +37,6 @@ SLOWEST_REFRESH_S = 0.1
 #: architecture, but some drivers give plain power: how a reading moves decides.
 AVERAGING_S = 1.0
 
-_PAPER = "Yang, Adamek, Armour, SC 2024"
-_GA100 = ("A100", "A100X", "A800", "A30", "A30X")
-
 #: Counters, the best first. Each board is queried for every counter, since neither architecture nor product
 #: name determines which it has. Grace Hopper has no counter for the GPU alone, only for the whole module.
 COUNTERS = (
@@ -78,20 +75,12 @@ FASTEST_POLL_S = 0.002
 FASTEST_POWER_POLL_S = 0.005
 
 
-class _Sensor(NamedTuple):
-    """A sensor that samples for ``window_s`` seconds in every ``refresh_s``."""
-
-    products: tuple[str, ...]
-    window_s: float
-    refresh_s: float
-    source: str
-
-
+#: Products with how long their sensor samples in each refresh, and the refresh (seconds). H800, H200, H20 and
+#: GH200 were not measured, and have the die of the H100.
 _PART_TIME = (
-    _Sensor((*_GA100, "H100"), 0.025, 0.1, _PAPER),
-    _Sensor(("H800", "H200", "H20", "GH200"), 0.025, 0.1, f"as on the H100, of the same die; {_PAPER}"),
-    _Sensor(("P100", "V100", "GTX 1080"), 0.01, 0.02, _PAPER),
-    _Sensor(("Quadro RTX 8000",), 0.02, 0.1, _PAPER),
+    (("A100", "A100X", "A800", "A30", "A30X", "H100", "H800", "H200", "H20", "GH200"), 0.025, 0.1),
+    (("P100", "V100", "GTX 1080"), 0.01, 0.02),
+    (("Quadro RTX 8000",), 0.02, 0.1),
 )
 
 #: Ends of the names of products whose sensor samples all the time (Yang et al., SC 2024). Laptop and other
@@ -112,15 +101,14 @@ _FULL_TIME = (
 FULL_TIME_COUNTERS = ("H200",)
 
 #: The lowest share of all measured sensors, assumed where nothing was measured.
-ASSUMED_SHARE = min(sensor.window_s / sensor.refresh_s for sensor in _PART_TIME)
+ASSUMED_SHARE = min(window_s / refresh_s for _, window_s, refresh_s in _PART_TIME)
 
 
 class Coverage(NamedTuple):
-    """Share of each tick (0 to 1) that a sensor samples, whether it was measured, and the source of this."""
+    """Share of each tick (0 to 1) that a sensor samples, and whether it was measured."""
 
     share: float
     known: bool
-    source: str
 
 
 def sensor_coverage(product_name: str, update_period_s: float | None = None) -> Coverage:
@@ -130,23 +118,17 @@ def sensor_coverage(product_name: str, update_period_s: float | None = None) -> 
     refreshes does not make it sample longer. Products that were not measured may sample as little as any
     that was. The architecture does not tell: one Turing board samples a fifth, others all of the time.
     """
-    for sensor in _PART_TIME:
-        if _is_one_of(product_name, sensor.products):
-            share = sensor.window_s / max(sensor.refresh_s, update_period_s or 0.0)
-            sampled = f"{sensor.window_s * 1e3:.0f} ms of each {sensor.refresh_s * 1e3:.0f} ms"
-            return Coverage(share, True, f"the power sensor samples for {sampled} ({sensor.source})")
-    if product_name.endswith(_FULL_TIME):
-        return Coverage(1.0, True, f"the power sensor samples all the time ({_PAPER})")
-    assumed = (
-        f"the power sensor is assumed to sample {ASSUMED_SHARE:.0%} of the time, since it was not measured"
-    )
-    return Coverage(ASSUMED_SHARE, False, assumed)
+    for products, window_s, refresh_s in _PART_TIME:
+        if _is_one_of(product_name, products):
+            return Coverage(window_s / max(refresh_s, update_period_s or 0.0), known=True)
+    full_time = product_name.endswith(_FULL_TIME)
+    return Coverage(1.0 if full_time else ASSUMED_SHARE, known=full_time)
 
 
 def counter_coverage(product_name: str, update_period_s: float | None = None) -> Coverage:
     """Return the coverage of the energy counter of a product: that of its sensor, unless it is known."""
     if _is_one_of(product_name, FULL_TIME_COUNTERS):
-        return Coverage(1.0, True, "the counter misses no part of a tick (recording of an H200)")
+        return Coverage(1.0, known=True)
     return sensor_coverage(product_name, update_period_s)
 
 
@@ -288,9 +270,10 @@ def _power_to_integrate(sources: Sources, result: CheckResult) -> Quantity:
     return sources.power
 
 
-def _domain(sources: Sources, quantity: Quantity, coverage: Coverage, shared: str = "") -> Domain:
+def _domain(sources: Sources, quantity: Quantity, coverage: Coverage) -> Domain:
     """Return what counter and integrated power have in common."""
-    about_sensor = f"; {coverage.source}{shared}" if coverage.share < 1 else ""
+    samples = "samples" if coverage.known else "is assumed to sample"
+    about_sensor = f"; its sensor {samples} {coverage.share:.0%} of the time" if coverage.share < 1 else ""
     return Domain(
         name=f"gpu:{sources.board.uuid}",
         kind="measured",
@@ -309,7 +292,7 @@ def _domain(sources: Sources, quantity: Quantity, coverage: Coverage, shared: st
 
 def _counter_domain(sources: Sources, counter: Quantity, result: CheckResult) -> Domain:
     coverage = counter_coverage(sources.board.name, result.period_s)
-    return _domain(sources, counter, coverage, ", which the counter is assumed to share")._replace(
+    return _domain(sources, counter, coverage)._replace(
         update_period_s=result.period_s,
         max_age_s=result.period_s if result.continuous else None,
         flags=_flags(sources, counter, None),
