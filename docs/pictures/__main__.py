@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .pages import photograph
 from .recording import record
-from .svg import animated, still
+from .svg import still
 
 #: Next to the pages that show them.
 IMAGES = Path(__file__).parents[1] / "images"
@@ -20,10 +20,9 @@ COMMAND = "pytest --energy-report"
 
 
 def terminal() -> None:
-    """Record a run as an animation, a still picture and a playable cast."""
+    """Record a run as a still picture and a playable cast."""
     recording = record(COMMAND, PROJECT, columns=80, rows=34)
     (IMAGES / "terminal.cast").write_text(recording.cast())
-    (IMAGES / "terminal.svg").write_text(animated(recording))
     (IMAGES / "summary.svg").write_text(still(recording))
 
 

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw screens as SVG, still or animated, without scripts or fonts; reduced motion is respected."""
+"""Draw a screen as SVG, without scripts or fonts."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from itertools import groupby
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
 
-from .recording import Frame, Recording, Stretch
+from .recording import Recording, Stretch
 
 #: Size of a character, the margin and the title bar (pixels).
 WIDTH, HEIGHT, MARGIN, BAR = 8.4, 18.0, 14.0, 34.0
@@ -39,36 +36,6 @@ def still(recording: Recording) -> str:
         rows = rows[:-1]
     body = "".join(_text(row, number) for number, row in enumerate(rows))
     return _window(recording, len(rows), STYLE, body)
-
-
-def animated(recording: Recording) -> str:
-    """Draw every screen at its time, in a loop. A row that stays is drawn once."""
-    frames, length_s = recording.frames(), recording.length_s
-    rules, body = [STYLE], []
-    steps: dict[tuple[float, float], list[str]] = defaultdict(list)
-    for number, stretches, begin_s, end_s in _stays(frames, length_s):
-        steps[begin_s, end_s].append(_text(stretches, number))
-    for name, ((begin_s, end_s), texts) in enumerate(steps.items()):
-        begin, end = (f"{100 * at / length_s:.2f}%" for at in (begin_s, end_s))
-        ends = end_s >= length_s
-        if begin_s > 0 or not ends:
-            hidden = "" if begin_s <= 0 else "0%{visibility:hidden}"
-            over = "" if ends else f"{end}{{visibility:hidden}}"
-            rules.append(f"@keyframes k{name}{{{hidden}{begin}{{visibility:visible}}{over}}}\n")
-            rules.append(f"#k{name}{{animation:k{name} {length_s:.2f}s step-end infinite}}\n")
-        body.append(f'<g id="k{name}"{"" if ends else " class=" + quoteattr("m")}>{"".join(texts)}</g>\n')
-    rules.append("@media(prefers-reduced-motion:reduce){g{animation:none!important}.m{visibility:hidden}}\n")
-    return _window(recording, recording.rows, "".join(rules), "".join(body))
-
-
-def _stays(frames: list[Frame], length_s: float) -> Iterator[tuple[int, tuple[Stretch, ...], float, float]]:
-    """Yield each row with the times between which it does not change."""
-    timed = list(zip(frames, [*(frame.at_s for frame in frames[1:]), length_s], strict=True))
-    for number in range(len(frames[0].rows)):
-        for row, same in groupby(timed, key=lambda each: each[0].rows[number]):
-            stay = list(same)
-            if row:
-                yield number, row, stay[0][0].at_s, stay[-1][1]
 
 
 def _text(row: tuple[Stretch, ...], number: int) -> str:

@@ -289,9 +289,6 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 def pytest_enter_pdb(config: pytest.Config) -> None:
     if GIVEN_LEASE in config.stash:
         raise PlanError(NO_TERMINAL)
-    from pytest_llenergy.plugin.progress import stop_live_progress
-
-    stop_live_progress(config)
 
 
 def as_failure(item: pytest.Item, when: str, error: LLEnergyError) -> BaseException:

@@ -119,8 +119,7 @@ def _record_wait(item: pytest.Item) -> Iterator[Callable[[str], None]]:
     """Show the progress of a wait, and add its length to the draft, also if it fails."""
     draft, start_s = draft_of(item), real_time.monotonic()
     try:
-        with state_of(item.config).progress.track(item.nodeid, waits=True) as show:
-            yield show
+        yield state_of(item.config).progress.track(item.nodeid, waits=True)
     finally:
         draft.lease_wait_s = (draft.lease_wait_s or 0.0) + real_time.monotonic() - start_s
 
