@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,17 +29,6 @@ def pytest_llenergy_meters(config: pytest.Config) -> Sequence[MeterSpec]:  # typ
     """Return more meters; one with the name of an existing meter replaces it.
 
     Packages can use the entry-point group ``pytest_llenergy.meters`` instead.
-
-    .. versionadded:: 0.1
-    """
-
-
-@pytest.hookspec(firstresult=True)
-def pytest_llenergy_score(item: pytest.Item, result: Any) -> Sequence[float] | None:
-    """Return a score from 0 to 1 for each output that a measured test produced, or None to leave it unscored.
-
-    Called after the test's body has passed and before gates. ``result`` is what the measured call returned,
-    such as a ``Generation`` with ``texts``. The mean is the metric ``accuracy``.
 
     .. versionadded:: 0.1
     """

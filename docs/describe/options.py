@@ -29,7 +29,7 @@ SEE = {
     ("cluster",): "[several machines](several-machines.md)",
     ("busy",): "[busy GPUs](devices.md#busy-gpus)",
     ("meter", "require"): "[meters](meters.md)",
-    ("start_method", "isolation", "rank_logs", "timeout"): "[ranks](workers.md)",
+    ("start_method", "isolation", "timeout"): "[ranks](workers.md)",
     ("lease_timeout",): "[leases](devices.md#leases)",
     ("save", "compare", "fail_on", "inconclusive"): "[comparing](comparing.md)",
     ("floor",): "[verdicts](gating.md)",
@@ -47,7 +47,7 @@ WHO = {
     ),
     "CI": (
         *("html", "require", "save", "compare", "fail_on", "floor", "inconclusive"),
-        *("rank_logs", "timeout", "lease_timeout", "busy"),
+        *("timeout", "lease_timeout", "busy"),
     ),
     "operators": (
         *("python", "gpus", "worker_gpus", "cluster", "meter", "start_method", "server", "server_key_env"),

@@ -99,8 +99,7 @@ def list_leasable(
     """Return the devices that tests may lease, and why others of the host are excluded.
 
     A board that MIG divides cannot be leased. Its instances can be leased if the request is for
-    ``instances``, if the user names them, or if the host has nothing else: then those that CUDA shows to one
-    process.
+    ``instances``, if the user names them, or if the host has nothing else.
 
     Raises:
         DeviceError: A list of devices is invalid.
@@ -118,7 +117,7 @@ def list_leasable(
         kept = [uuid for uuid in whole if inventory.instance(uuid) is not None]
         kept += [part.uuid for part in parts]
     else:
-        kept = whole or [part.uuid for part in inventory.shown_to_one_process(parts)]
+        kept = whole or [part.uuid for part in parts]
         if divided:
             names = ",".join(part.uuid for part in parts)
             named = f"name instances with --energy-gpus={names}, or request them with gpus(mig=...)"

@@ -26,17 +26,11 @@ from pytest_llenergy.record.environment import Board
 
 LIBRARY = "libnvidia-ml.so.1"
 
-MIG_PREFIX = "MIG-"
-
 #: Why a board in MIG mode that has no instances cannot be used, and what to do.
 NO_INSTANCES = (
     "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
     "nvidia-smi -mig 0 ends the mode)"
 )
-
-#: From this driver version on, a process sees one compute instance of each GPU instance; before, only one in
-#: total (NVIDIA MIG user guide, "CUDA Device Enumeration").
-SEVERAL_FROM_DRIVER = 570
 
 
 @dataclass(frozen=True)
@@ -51,15 +45,8 @@ class Instance:
 
     uuid: str
     board: str
-    gpu_instance: int
-    compute_instance: int
     profile: str | None = None
     memory_bytes: int | None = None
-
-    @property
-    def legacy_name(self) -> str:
-        """Name of the instance with drivers before 470, which CUDA still accepts."""
-        return f"{MIG_PREFIX}{self.board}/{self.gpu_instance}/{self.compute_instance}"
 
     @property
     def label(self) -> str:
@@ -123,16 +110,6 @@ class Inventory:
             return board
         name = " ".join(filter(None, (board.name, "MIG", instance.profile)))
         return msgspec.structs.replace(board, uuid=uuid, name=name, memory_bytes=instance.memory_bytes)
-
-    def shown_to_one_process(self, instances: Sequence[Instance]) -> tuple[Instance, ...]:
-        """Return the instances that CUDA shows to one process, in the given order."""
-        major = (self.driver or "").partition(".")[0]
-        if not major.isdecimal() or int(major) < SEVERAL_FROM_DRIVER:
-            return tuple(instances[:1])
-        first: dict[tuple[str, int], Instance] = {}
-        for instance in instances:
-            first.setdefault((instance.board, instance.gpu_instance), instance)
-        return tuple(first.values())
 
     def _place(self, uuid: str) -> int:
         instance = self.instance(uuid)

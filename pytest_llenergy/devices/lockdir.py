@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,6 @@ FILE_PREFIX = "llenergy-"
 
 #: Files are readable by all, whatever the umask: others cannot lock a file that they cannot open.
 FILE_MODE = 0o644
-
-#: Why this user cannot use a directory that others share.
-NOT_YOURS = "you may not write to it"
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -57,44 +53,23 @@ def open_lock_directory(environment: Mapping[str, str] = os.environ) -> LockDire
     """Open ``LLENERGY_LOCK_DIR``, or the first candidate that several users may write to.
 
     Raises:
-        DeviceError: Others could remove the files of this user, or this user may not write there.
+        DeviceError: There is none, or this user may not write there.
     """
     named = environment.get(LOCK_DIR_VARIABLE)
-    refusals = []
-    for path in map(Path, [named] if named else CANDIDATES):
-        fault = _find_fault(path, is_named=bool(named))
-        if fault is None:
-            return LockDirectory(path, os.open(path, READ_FLAGS | os.O_DIRECTORY))
-        refusals.append(f"{path}: {fault}")
-        if fault == NOT_YOURS:
-            # Those whom it is for lock there; locks in another one would hold nobody back.
-            break
-    where = f"{LOCK_DIR_VARIABLE}=" if named else "no lock directory for leases: "
+    path = Path(named) if named else next(filter(_is_shared, map(Path, CANDIDATES)), Path(CANDIDATES[0]))
+    # Two runs from different directories would lock different files for one board.
+    if path.is_absolute() and path.is_dir() and os.access(path, os.W_OK | os.X_OK):
+        return LockDirectory(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    # The next candidate is not tried: those whom this one is for lock here.
     raise DeviceError(
-        f"{where}{'; '.join(refusals)}; make one that root or you own, with mode 1777 if others use it too "
-        f"(default: {CANDIDATES[0]}), and set {LOCK_DIR_VARIABLE} to its absolute path"
+        f"{LOCK_DIR_VARIABLE if named else 'leases'}: {path} is no directory to which you may write; make "
+        f"one with mode 1777 (default: {CANDIDATES[0]}), and set {LOCK_DIR_VARIABLE} to its absolute path"
     )
 
 
-def _find_fault(path: Path, *, is_named: bool) -> str | None:
-    """Explain why a directory cannot be used; None if it can."""
-    try:
-        state = path.lstat()
-    except OSError as error:
-        return error.strerror
-    mode, is_sticky = stat.S_IMODE(state.st_mode), bool(state.st_mode & stat.S_ISVTX)
-    if not path.is_absolute():
-        # Two runs from different directories would lock different files for one board.
-        return "it is no absolute path"
-    if stat.S_ISLNK(state.st_mode):
-        return "it is a symbolic link"
-    if not stat.S_ISDIR(state.st_mode):
-        return "it is no directory"
-    if not is_sticky and (mode & 0o022 or state.st_uid not in (0, os.geteuid())):
-        return f"others may remove your files in it (owner {user_name(state.st_uid)}, mode {mode:04o})"
-    if not is_named and not mode & 0o022:
-        return f"only {user_name(state.st_uid)} may write to it (mode {mode:04o})"
-    return None if os.access(path, os.W_OK | os.X_OK) else NOT_YOURS
+def _is_shared(path: Path) -> bool:
+    """Return whether others than the owner of a directory may write to it."""
+    return path.is_dir() and bool(path.stat().st_mode & 0o022)
 
 
 def user_name(uid: int) -> str:

@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from pytest_llenergy import real_time
 from pytest_llenergy.devices.holders import HolderFile, list_holders
@@ -40,9 +39,6 @@ from pytest_llenergy.devices.timeouts import (
     WAIT_MESSAGE_FIRST_S,
 )
 from pytest_llenergy.errors import DeviceError, LeaseTimeoutError
-
-#: A lease is checked while the files of its test may be fake ones, which replace names, but no ``partial``.
-_stat, _fstat = partial(os.stat), partial(os.fstat)
 
 
 class Held:
@@ -123,14 +119,6 @@ class Held:
         """
         gpus = [descriptor for lock, descriptor in self._locks.items() if lock.device != CPU]
         return (*gpus, self._file.descriptor) if gpus else ()
-
-    def intact(self) -> bool:
-        """Return whether the lock files still exist. A removed file does not exclude other processes."""
-        try:
-            named = [_stat(lock_name(lock.device), dir_fd=self.directory.descriptor) for lock in self._locks]
-        except OSError:
-            return False
-        return all(map(os.path.samestat, named, map(_fstat, self._locks.values())))
 
     def is_wanted(self) -> bool:
         """Return whether another process queues for one of the GPUs."""

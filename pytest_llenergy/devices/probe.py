@@ -104,8 +104,6 @@ def _read_instances(nvml: Any, handle: Any, board: Board) -> list[Instance]:
             Instance(
                 uuid=read_text(nvml.nvmlDeviceGetUUID, instance),
                 board=board.uuid,
-                gpu_instance=int(nvml.nvmlDeviceGetGpuInstanceId(instance)),
-                compute_instance=int(nvml.nvmlDeviceGetComputeInstanceId(instance)),
                 profile=_read_profile(nvml, instance, board.memory_bytes),
                 memory_bytes=memory,
             )

@@ -29,7 +29,6 @@ class GpuRequest:
         memory: Minimum total memory of each, such as ``"40 GB"`` or ``"40 GiB"``.
         mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
         per_host: How many of them each host has; ``None`` leaves that to the cluster.
-        tensor_across_hosts: Whether the shards of one layer may be on several hosts.
         isolate: Whether a plain test runs in a process of its own; ``None`` if it gets GPUs.
 
     Raises:
@@ -42,7 +41,6 @@ class GpuRequest:
     memory: str | None = None
     mig: str | None = None
     per_host: int | None = None
-    tensor_across_hosts: bool = False
     isolate: bool | None = None
 
     def __post_init__(self) -> None:

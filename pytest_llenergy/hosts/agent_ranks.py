@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_llenergy.devices.allocation import ShortageError, list_leasable, select_devices
@@ -135,13 +134,12 @@ class AgentRanks:
         preload: Sequence[str],
         timeout_s: float,
         start_method: StartMethod,
-        logs: Path | None,
         directory: str,
         sys_path: Sequence[str],
     ) -> None:
         """See ``Host``. Ranks get the directory and search path of pytest, as far as they exist here."""
         if self._host is None:
-            self._host = LocalHost(start_method, logs)
+            self._host = LocalHost(start_method)
         with suppress(OSError):
             os.chdir(directory)
         own = [path for path in self._search_path if path not in sys_path]

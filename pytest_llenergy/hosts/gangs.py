@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -38,7 +37,6 @@ class GangOptions:
     lease_timeout: float
     busy_timeout: float
     start_method: Literal["spawn", "forkserver"]
-    rank_logs: Path | None
 
 
 @dataclass(frozen=True)
@@ -211,13 +209,11 @@ class GangKeeper:
         self._pool.use_hosts({})
         self._release(held)
         # Of each host, without what concerns only all of them.
-        share = replace(
-            request, n=held.shape.per_host, per_host=None, fallback=None, tensor_across_hosts=False
-        )
+        share = replace(request, n=held.shape.per_host, per_host=None, fallback=None)
         found: dict[str, LeaseAnswer] = {}
         hosts = held.hosts
         for name, host in sorted(hosts.items()):
-            host.start_method, host.logs = self._options.start_method, self._options.rank_logs
+            host.start_method = self._options.start_method
             found[name] = self._lease_on(host, share, test, exclusive, on_wait)
         _refuse_same(hosts, found, exclusive=exclusive)
         devices = [HostDevices(name, found[name].lease, found[name].cpus) for name in hosts]

@@ -39,14 +39,12 @@ class RemoteHost(Peer):
         facts: What its agent reports about it.
         clock: Its clock against pytest's.
         start_method: How its ranks start.
-        logs: Directory on it which keeps the output of ranks, below its name: several hosts may share it.
     """
 
     def __init__(self, connection: Connection, name: str, slot: int, facts: HostFacts) -> None:
         self.slot, self.facts = slot, facts
         self.clock = ClockLine()
         self.start_method: StartMethod = "spawn"
-        self.logs: Path | None = None
         #: The addresses of pytest's host and of this one on their connection.
         self.addresses = end_addresses(connection)
         self._channels = itertools.count()
@@ -99,7 +97,6 @@ class RemoteHost(Peer):
             tuple(preload),
             timeout_s,
             self.start_method,
-            None if self.logs is None else self.logs / self.name,
             here,
             [path or here for path in sys.path if isinstance(path, str)],
         )

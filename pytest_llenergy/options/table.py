@@ -249,9 +249,6 @@ class Settings:
         "{test,module,run}",
         "Which tests share ranks",
     )
-    rank_logs: Path | None = option(
-        None, Path, "DIR", "Keep the output of each rank in this directory", is_path=True
-    )
     timeout: float = option("600", seconds, "SECONDS", "Longest wait for a rank")
     lease_timeout: float = option("1800", seconds, "SECONDS", "Longest wait for a device")
     busy: Literal["fail", "skip"] = option(

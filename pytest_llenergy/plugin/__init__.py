@@ -192,10 +192,6 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
             prepare_test(item)
         result = yield
-        if not isolated and not isinstance(item, pytest.Function) and marks.has_energy_marks(item):
-            from pytest_llenergy.plugin.collection import lease_for_item
-
-            lease_for_item(item)
         _check_visibility(item)
         return result
     except LLEnergyError as error:
@@ -214,10 +210,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         _check_visibility(item)
         if is_measured(item):
             from pytest_llenergy.plugin.plan import plan_of
-            from pytest_llenergy.plugin.recorder import add_scores, check_extra_info, check_gates
+            from pytest_llenergy.plugin.recorder import check_extra_info, check_gates
 
             check_extra_info(item)
-            add_scores(item)
             check_gates(item, plan_of(item).gate)
         return result
     except LLEnergyError as error:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 import pytest
 
@@ -13,7 +12,7 @@ from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.options.table import Settings
 from pytest_llenergy.plugin import marks
 from pytest_llenergy.plugin.fixtures import SKIPPED
-from pytest_llenergy.plugin.leasing import gpu_settings_of, lease_devices, lease_first
+from pytest_llenergy.plugin.leasing import gpu_settings_of, lease_first
 from pytest_llenergy.plugin.plan import TestPlan, closest_marks, freeze_plan, plan_of, runs_in_ranks
 from pytest_llenergy.plugin.recorder import start_record
 from pytest_llenergy.plugin.session import state_of
@@ -177,12 +176,3 @@ def prepare_test(item: pytest.Item) -> None:
         raise PlanError(f"{item.nodeid}: {SETTINGS_WITHOUT_GPUS}")
     if (plan.gpus is not None or uses_fixture(item, LEASE)) and isinstance(item, pytest.Function):
         lease_first(item, LEASE)
-
-
-def lease_for_item(item: pytest.Item) -> None:
-    """Lease the devices of a test that is not a function, and so has no fixtures, until its teardown."""
-    request = plan_of(item).gpus
-    if request is not None and not item.config.getoption("setupplan", False):
-        stack = ExitStack()
-        stack.enter_context(lease_devices(item, request))
-        item.addfinalizer(stack.close)

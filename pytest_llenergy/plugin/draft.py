@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +33,6 @@ if TYPE_CHECKING:
 
 NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
 
-LEASE_LOST = Flag(
-    name="lease-lost",
-    severity="warning",
-    detail="a lock file of the test's devices was removed while it ran; others may have used them meanwhile",
-)
-
 
 @dataclass
 class Draft:
@@ -58,7 +52,6 @@ class Draft:
     start_s: float | None = None
     lease_wait_s: float | None = None
     host_exclusive: bool = False
-    lease_intact: Callable[[], bool] = bool
     settings: Sequence[BoardSettings] = ()
     flags: list[Flag] = field(default_factory=list)
     experiment: Experiment | None = None

@@ -74,7 +74,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
             pytest.skip(state.worker_gpus.skip)
         if wanted_settings is None and draft.in_process and not uses_energy(item):
             # Nothing else has them, and nothing is measured.
-            draft.lease, draft.lease_intact = possible, state.keeper.is_intact
+            draft.lease = possible
             with watch_visibility(item, own or possible):
                 yield possible
             return
@@ -86,7 +86,7 @@ def lease_devices(item: pytest.Item, request: GpuRequest | None) -> Iterator[Lea
     with _record_wait(item) as show:
         lease = state.keeper.lease(possible, state.lease_timeout, item.nodeid, host, show)
     try:
-        draft.lease, draft.lease_intact = lease, state.keeper.is_intact
+        draft.lease = lease
         with _record_wait(item) as show:
             _wait_until_free(lease, state, draft, show)
         with ExitStack() as stack:
@@ -158,7 +158,6 @@ def _lease_on_cluster(
         else:
             draft.lease = draft.gang.lease
             draft.flags += draft.gang.flags
-        draft.lease_intact = state.keeper.is_intact
         with change_boards(item, draft.lease, wanted_settings):
             yield draft.lease
     finally:

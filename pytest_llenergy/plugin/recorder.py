@@ -15,14 +15,12 @@ import pytest
 
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.plugin.draft import DRAFT, LEASE_LOST, NOTHING_MEASURED, Draft, draft_of
+from pytest_llenergy.plugin.draft import DRAFT, NOTHING_MEASURED, Draft, draft_of
 from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.plan import record_params, source_digest
-from pytest_llenergy.plugin.scoring import check_scores
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.xdist import BEGIN, RECORD, record_id, worker_input_of
 from pytest_llenergy.record.base import Status
-from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.entry_points import locate_error
 from pytest_llenergy.record.record import (
     Flag,
@@ -74,8 +72,6 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     if experiment is None and status not in ("measured", "invalid") and not draft.failed_gate:
         experiment = draft.unfinished
     windows = [window.record for window in draft.windows if window.ended]
-    if draft.lease is not None and not draft.lease_intact() and LEASE_LOST not in draft.flags:
-        draft.flags.append(LEASE_LOST)
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
         id=record_id(item.nodeid, grouped=worker_input_of(item.config).grouped),
@@ -134,22 +130,6 @@ def check_extra_info(item: pytest.Item) -> None:
     refusal = json_values(draft_of(item).extra_info)[1]
     if refusal is not None:
         raise LLEnergyError(one_line(refusal))
-
-
-def add_scores(item: pytest.Item) -> None:
-    """Add the scores of a hook to the record of a test, unless the test has scored its outputs itself.
-
-    Raises:
-        LLEnergyError: The hook returned something else than a score for each output.
-    """
-    draft = draft_of(item)
-    hook = item.ihook.pytest_llenergy_score
-    if draft.experiment is None or ACCURACY in draft.custom or not hook.get_hookimpls():
-        return
-    scores = hook(item=item, result=draft.result)
-    if scores is not None:
-        texts = getattr(draft.result, "texts", None)
-        draft.add_scores(check_scores(scores, texts if isinstance(texts, list) else None))
 
 
 def check_gates(item: pytest.Item, gate: Gate | None) -> None:

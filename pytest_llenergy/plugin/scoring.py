@@ -32,9 +32,7 @@ def score_outputs(outputs: Sequence[str], references: Iterable[object], scorer: 
         raise LLEnergyError(f'score: scorer is {scorer!r}, needs a function or "exact_match"')
     score = scorer if callable(scorer) else exact_match
     found = []
-    for place, (output, each) in enumerate(
-        zip(outputs, _one_each("references", references, outputs), strict=True)
-    ):
+    for place, (output, each) in enumerate(zip(outputs, _listed_for(outputs, references), strict=True)):
         choices = each if isinstance(each, list | tuple) else [each]
         if not choices:
             raise LLEnergyError(f"score: output {place} has no reference; give at least one for each")
@@ -42,23 +40,13 @@ def score_outputs(outputs: Sequence[str], references: Iterable[object], scorer: 
     return found
 
 
-def check_scores(scores: object, outputs: Sequence[str] | None) -> list[float]:
-    """Return what a hook gave as scores, as a list, or raise ``LLEnergyError``.
-
-    Args:
-        scores: The scores, in any iterable.
-        outputs: The outputs, each of which must have one; None if the measured call returned no texts.
-    """
-    return list(map(_score, _one_each("pytest_llenergy_score", scores, outputs)))
-
-
-def _one_each(who: str, values: object, outputs: Sequence[str] | None) -> list[object]:
-    """Return values as a list, of which each output must have one."""
-    given = listed(values)
+def _listed_for(outputs: Sequence[str], references: object) -> list[object]:
+    """Return references as a list, of which each output must have one."""
+    given = listed(references)
     if given is None:
-        raise LLEnergyError(f"{who}: {show(values)} is no list; give one for each output")
-    if outputs is not None and len(given) != len(outputs):
-        raise LLEnergyError(f"{who}: {len(given)} for {len(outputs)} outputs; give one for each")
+        raise LLEnergyError(f"references: {show(references)} is no list; give one for each output")
+    if len(given) != len(outputs):
+        raise LLEnergyError(f"references: {len(given)} for {len(outputs)} outputs; give one for each")
     return given
 
 

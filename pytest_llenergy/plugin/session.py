@@ -134,7 +134,7 @@ class RunState:
     def pool(self) -> RankPool:
         """Ranks that consecutive tests share."""
         settings = self.settings
-        return RankPool(settings.timeout, settings.start_method, settings.isolation, settings.rank_logs)
+        return RankPool(settings.timeout, settings.start_method, settings.isolation)
 
     def server_of(self, backend: str | None) -> ProcessFamily | None:
         """Return the processes of a backend's server that ran before; None for other backends."""
@@ -190,7 +190,7 @@ class RunState:
         cluster = open_cluster(self.settings.cluster, self.environment)
         # Workers of pytest-xdist would wait for hosts that idle ones keep.
         given = self.settings
-        options = GangOptions(given.lease_timeout, given.busy_timeout, given.start_method, given.rank_logs)
+        options = GangOptions(given.lease_timeout, given.busy_timeout, given.start_method)
         return GangKeeper(cluster, self.pool, options, keeps=not is_worker(self._config))
 
     @property

@@ -43,10 +43,6 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._watching = False
 
-    def is_intact(self) -> bool:
-        """Return whether the running test's lock files exist; without them others may lease its devices."""
-        return all(held.intact() for held in (*self._own, *self._current))
-
     def lease(
         self,
         lease: Lease,

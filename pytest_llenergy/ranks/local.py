@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -138,24 +137,22 @@ class _Supervisor:
 
 
 class _Group(NamedTuple):
-    """A prepared group: its supervisor, whether its ranks are forks of that, and where their logs are."""
+    """A prepared group: its supervisor, whether its ranks are forks of that, and its directory."""
 
     supervisor: _Supervisor
     forks: bool
-    logs: Path
+    directory: Path
 
 
 class LocalHost(Host):
     """The ``Host`` that pytest itself runs on; see there.
 
     Ranks that are forks share the modules, environment and search path of their supervisor. So a group that
-    needs others gets a new one, which serves all groups from then on. The directory ``logs`` keeps the output
-    of the ranks.
+    needs others gets a new one, which serves all groups from then on.
     """
 
-    def __init__(self, start_method: StartMethod, logs: Path | None = None) -> None:
+    def __init__(self, start_method: StartMethod) -> None:
         self._start_method = start_method
-        self._logs = logs
         self._supervisor: _Supervisor | None = None
         #: What forks of the supervisor share.
         self._shared: object = None
@@ -176,10 +173,6 @@ class LocalHost(Host):
             self._shared = shared if forks else None
         where = self._supervisor.directory / group
         where.mkdir()
-        if self._logs is not None:
-            # In a container each run of pytest may have the same pid.
-            where = self._logs / f"{time.strftime('%Y%m%dT%H%M%S')}-{group}"
-            where.mkdir(parents=True)
         self._groups[group] = _Group(self._supervisor, forks, where)
 
     def meet(
@@ -199,7 +192,7 @@ class LocalHost(Host):
                 probe.bind(("127.0.0.1", 0))
                 port = probe.getsockname()[1]
         # A file: no name to resolve, no port that others could take.
-        url = f"file://{self._find(group).supervisor.directory / group}/rendezvous"
+        url = f"file://{self._find(group).directory}/rendezvous"
         return url, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     def start(
@@ -212,14 +205,14 @@ class LocalHost(Host):
         python: str | None = None,
     ) -> StartedRank:
         """See ``Host``."""
-        supervisor, forks, logs = self._find(group)
+        supervisor, forks, where = self._find(group)
         # Another interpreter may not accept the flags of pytest's.
         command = None if forks else [python] if python else interpreter_command()
         marked = {**environment, transport.SUPERVISOR_VARIABLE: str(supervisor.directory)}
         ours, theirs = transport.connection_pair()
         here = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         try:
-            with theirs, (logs / f"rank{rank}.log").open("ab") as log:
+            with theirs, (where / f"rank{rank}.log").open("ab") as log:
                 passed = [theirs.fileno(), log.fileno(), here, *descriptors]
                 pid = supervisor.request("start", passed, group=group, environment=marked, command=command)
         except BaseException:
@@ -229,9 +222,8 @@ class LocalHost(Host):
             os.close(here)
         # If the rank is gone, the next request reports it.
         with suppress(BrokenPipeError, ConnectionResetError):
-            own = {"directory": str(supervisor.directory / group), "keeps_log": self._logs is not None}
-            ours.send({**boot, **own})
-        return StartedRank(pid, forks, ours, partial(read_tail, logs / f"rank{rank}.log"))
+            ours.send({**boot, "directory": str(where)})
+        return StartedRank(pid, forks, ours, partial(read_tail, where / f"rank{rank}.log"))
 
     def exit_code(self, group: str, pid: int) -> int | None:
         """See ``Host``."""
@@ -256,11 +248,11 @@ class LocalHost(Host):
         """See ``Host``."""
         if group not in self._groups:
             return
-        supervisor = self._groups.pop(group).supervisor
+        supervisor, _, directory = self._groups.pop(group)
         if supervisor.alive:
             with suppress(WorkerError):
                 supervisor.request("kill", group=group)
-        shutil.rmtree(supervisor.directory / group, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         self._close_unused(supervisor)
 
     def close(self) -> None:

@@ -155,13 +155,10 @@ def plan_on_hosts(
     hosts: Sequence[HostDevices],
     threads: int | None = None,
     python: str | None = None,
-    *,
-    tensor_across_hosts: bool = False,
 ) -> ProcessPlan:
     """Plan one rank a leased device, or one for all devices if the backend starts its own processes.
 
-    Consecutive ranks are on one host. ``tensor_across_hosts`` is whether shards of one layer, which talk
-    several times a token, may be on several. Raises ``PlanError`` if devices, degrees and backend do not fit.
+    Consecutive ranks are on one host. Raises ``PlanError`` if devices, degrees and backend do not fit.
     """
     devices = [device for each in hosts for device in each.lease.devices]
     n = len(devices)
@@ -177,8 +174,6 @@ def plan_on_hosts(
         )
     launch, framework, size = capabilities.launch, capabilities.framework, degrees.tensor * degrees.pipeline
     nodes = 1 if launch == "ranks" or capabilities.hosts == "one" else _count_nodes(size, hosts)
-    if not tensor_across_hosts and (launch == "ranks" or nodes > 1):
-        _check_tensor_degree(degrees, hosts)
     # The devices of one process; all of them if the backend is opaque.
     seen = n if capabilities.opaque else degrees.placement * (size if launch == "backend" else 1)
     groups = [_device_groups(seen // nodes, each) for each in hosts]
@@ -226,17 +221,6 @@ def _count_nodes(size: int, hosts: Sequence[HostDevices]) -> int:
             "use gpus(..., per_host=n) with a divisor n"
         )
     return size // min(counts)
-
-
-def _check_tensor_degree(degrees: Parallel, hosts: Sequence[HostDevices]) -> None:
-    """Raise ``PlanError`` if the shards of one layer would be on several hosts."""
-    for each in hosts:
-        count = len(each.lease.devices) // degrees.placement
-        if count % degrees.tensor:
-            raise PlanError(
-                f"parallel(tensor={degrees.tensor}) would cross hosts, since {each.host} has {count} ranks: "
-                f"use a divisor of {count} and pipeline for the rest, or gpus(..., tensor_across_hosts=True)"
-            )
 
 
 def _device_groups(size: int, hold: HostDevices) -> list[tuple[str, ...]]:

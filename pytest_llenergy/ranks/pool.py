@@ -73,12 +73,10 @@ class RankPool:
     Another thread may close ranks that no test uses. ``timeout_s`` limits the load of a model.
     """
 
-    def __init__(
-        self, timeout_s: float, start_method: StartMethod, isolation: Isolation, logs: Path | None = None
-    ) -> None:
+    def __init__(self, timeout_s: float, start_method: StartMethod, isolation: Isolation) -> None:
         self._timeout_s = timeout_s
         self._isolation = isolation
-        self._localhost = LocalHost(start_method, logs)
+        self._localhost = LocalHost(start_method)
         self._hosts: dict[str, Host] = {LOCALHOST: self._localhost}
         self._shared: _WarmGroup | None = None
         self._lock = threading.RLock()

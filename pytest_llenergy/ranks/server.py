@@ -95,9 +95,8 @@ class RankServer:
             if verb == "stop":
                 self._unload()
                 return
-            if not self._boot["keeps_log"]:
-                # An error shows what was printed since the last request.
-                os.ftruncate(self._log, 0)
+            # An error shows what was printed since the last request.
+            os.ftruncate(self._log, 0)
             try:
                 answer = ("ok", getattr(self, f"_{verb}")(payload))
             except BaseException as error:

@@ -6,13 +6,11 @@ lease. When pytest ends, in whatever way, it kills every descendant and only the
 (see ``guard``) does so if it is itself killed, or hangs in an import.
 
 A rank is a fresh interpreter, or a fork of this process, which has then imported what ranks share. The
-standard library's fork server ignores failed imports and serves forks with running threads or an initialised
-CUDA driver, which fail later at random; here each of these is an error.
+standard library's fork server ignores failed imports; here they are errors.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import shutil
@@ -25,16 +23,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import NoReturn
 
 from pytest_llenergy.lifetime import die_with_parent
 from pytest_llenergy.ranks import guard, proctree, rank, timeouts, transport
-
-#: What ``cuDeviceGetCount`` returns before ``cuInit`` (CUresult, cuda.h).
-CUDA_ERROR_NOT_INITIALIZED = 3
-
-REMEDY = "use --energy-start-method=spawn"
 
 
 class PreloadError(Exception):
@@ -113,8 +105,6 @@ class Supervisor:
                 try:
                     given = (descriptors,) if descriptors else ()
                     answer = "ok", getattr(self, f"_{verb}")(*given, **arguments)
-                except PreloadError as error:
-                    answer = "error", error.args
                 except OSError as error:
                     answer = "error", (f"{type(error).__name__}: {error}",)
                 self._client.send(answer)
@@ -134,8 +124,6 @@ class Supervisor:
             os.close(each)
         members.lease = members.lease or lease
         members.living.add(pid)
-        if command is None:
-            check_threads()
         return pid
 
     def _become_rank(
@@ -213,33 +201,9 @@ def preload(names: Sequence[str], sys_path: Sequence[str]) -> None:
         except BaseException as error:
             message = f"importing {name} before the ranks are forked failed: {type(error).__name__}: {error}"
             raise PreloadError(message, traceback.format_exc()) from error
-    if _is_cuda_initialised():
-        raise PreloadError(
-            f"importing {', '.join(names)} initialised CUDA, which a forked rank cannot use; {REMEDY}"
-        )
     # Memory pages that no garbage collection writes to stay shared by all forks.
     gc.collect()
     gc.freeze()
-
-
-def check_threads() -> None:
-    """Raise ``PreloadError`` if other threads run: a fork loses them, and their locks stay locked.
-
-    To be called right after a fork, as CPython does for its own warning: libraries that handle forks have
-    ended their threads by then.
-    """
-    threads = len(list(Path("/proc/self/task").iterdir())) if sys.platform == "linux" else 1
-    if threads > 1:
-        raise PreloadError(f"the preloaded modules have left {threads - 1} threads running; {REMEDY}")
-
-
-def _is_cuda_initialised() -> bool:
-    """Return whether this process has called ``cuInit``. Does not load the driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except (OSError, AttributeError):
-        return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
 
 
 def main(descriptor: int, client_pid: int, directory: str, lock: int) -> None:

@@ -161,9 +161,7 @@ class TestShards:
 def generate_over_hosts(directory: Path, *, kill: bool = False) -> tuple[RankGroup, Timeline, Generation]:
     """Generate with a model whose two shards are on two hosts; kill that on the second one if asked."""
     holds = [HostDevices(name, Lease(devices=("cpu",)), [cpu]) for cpu, name in enumerate(("n1", "n2"))]
-    plan = plan_on_hosts(
-        SPEC.capabilities, Parallel(tensor=2), holds, 1, SPEC.python, tensor_across_hosts=True
-    )
+    plan = plan_on_hosts(SPEC.capabilities, Parallel(tensor=2), holds, 1, SPEC.python)
     pool = RankPool(300.0, "spawn", "module")
     with open_gang(directory) as gang:
         try:

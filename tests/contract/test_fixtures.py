@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from .project import Ended, Project, flags
+from .project import Ended, Project
 
 SUITE = """
 import asyncio, math, os, time
@@ -343,7 +343,6 @@ def test_what_a_test_replaces_harms_no_other_test(project: Project) -> None:
     assert failed == {"test_files"}
     assert "ranks need real files" in ended.out
     assert records["test_clock_in_ranks"]["start_s"] > 0
-    assert "lease-lost" not in {name for record in records.values() for name in flags(record)}
     measured = ("test_files_later", "test_mock", "test_window", "test_clock")
     parts = [each for name in measured for each in records[name]["windows"] or records[name]["rounds"]]
     # The program of the meter may have been kept from the CPU meanwhile.

@@ -122,18 +122,6 @@ def test_instances_are_leased_if_all_boards_are_divided(tmp_path: Path, nvml_att
         assert select_devices(GpuRequest(1), environment=environment).uuids == ("MIG-a",)
 
 
-def test_with_an_old_driver_a_process_sees_one_instance(tmp_path: Path, nvml_attach: Attach) -> None:
-    nvml_attach(World(tmp_path / "world", [divided("MIG-a", "MIG-b")], driver_version="535.129.03"))
-    with pytest.raises(DeviceError) as caught:
-        select_devices(GpuRequest(2), environment={VISIBLE_DEVICES: "MIG-a,MIG-b"})
-    assert str(caught.value) == (
-        "gpus(2): only 1 of 1 GPUs may be used here (CUDA_VISIBLE_DEVICES='MIG-a,MIG-b': CUDA with driver "
-        "535.129.03 shows one process MIG-a of the 2 MIG instances; --energy-gpus=MIG-a,MIG-b gives each "
-        "rank one; --energy-gpus=all overrides it on purpose)"
-    )
-    assert select_devices(GpuRequest(2), "MIG-a,MIG-b", {VISIBLE_DEVICES: ""}).uuids == ("MIG-a", "MIG-b")
-
-
 def test_ranks_run_on_the_cpu_only_with_a_fallback(uuids: list[str]) -> None:
     lease = select_devices(GpuRequest(4, fallback="cpu"), environment={VISIBLE_DEVICES: ""})
     assert (lease.devices, lease.fallback, lease.uuids) == (("cpu",) * 4, "cpu", ())

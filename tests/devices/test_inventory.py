@@ -89,13 +89,12 @@ def test_instances_are_listed_with_their_profiles(tmp_path: Path, nvml_attach: A
     nvml_attach(world)
     found, uuid = read_inventory(), world.board(2).uuid
     assert found.instances == (
-        Instance("MIG-1", uuid, 9, 0, "1g.10gb", 9856 * mib),
-        Instance("MIG-2", uuid, 2, 0, "1c.3g.40gb", 40320 * mib),
-        Instance("MIG-3", uuid, 2, 1, "2c.3g.40gb", 40320 * mib),
-        Instance("MIG-4", uuid, 7, 0, None, 10 * GIB),
+        Instance("MIG-1", uuid, "1g.10gb", 9856 * mib),
+        Instance("MIG-2", uuid, "1c.3g.40gb", 40320 * mib),
+        Instance("MIG-3", uuid, "2c.3g.40gb", 40320 * mib),
+        Instance("MIG-4", uuid, None, 10 * GIB),
     )
     assert found.mig_enabled == {uuid, world.board(3).uuid}
-    assert found.instances[2].legacy_name == f"MIG-{uuid}/2/1"
     as_boards = [found.device(name) for name in ("MIG-1", "MIG-4", uuid)]
     assert [board.name for board in as_boards] == [
         "NVIDIA H100 MIG 1g.10gb",

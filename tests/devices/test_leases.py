@@ -250,25 +250,6 @@ def test_users_with_a_strict_umask_share_the_devices(make: MakeLocker) -> None:
 
 
 class TestDirectory:
-    def refusal(self, path: Path | str) -> str:
-        with pytest.raises(DeviceError) as caught:
-            open_lock_directory({"LLENERGY_LOCK_DIR": str(path)}).close()
-        assert "mode 1777" in str(caught.value)
-        return str(caught.value)
-
-    @pytest.mark.parametrize("mode", [0o777, 0o770])
-    def test_one_in_which_others_may_remove_files_is_refused(self, tmp_path: Path, mode: int) -> None:
-        tmp_path.chmod(mode)
-        assert f"{tmp_path}: others may remove your files in it (owner {ME}, mode 0" in self.refusal(tmp_path)
-
-    @needs_root
-    def test_one_of_another_user_is_used_if_it_is_sticky(self, tmp_path: Path) -> None:
-        os.chown(tmp_path, USERS[1], -1)
-        tmp_path.chmod(0o755)
-        assert "others may remove your files in it (owner uid" in self.refusal(tmp_path)
-        tmp_path.chmod(0o1777)
-        open_lock_directory({"LLENERGY_LOCK_DIR": str(tmp_path)}).close()
-
     @needs_root
     def test_one_that_others_share_is_not_replaced_by_the_next(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -293,17 +274,16 @@ os.setuid({USERS[1]})
 print(lockdir.open_lock_directory({{}}).path)
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-        assert f"{theirs}: you may not write to it; make one" in done.stderr
+        assert f"{theirs} is no directory to which you may write; make one" in done.stderr
         assert done.returncode == 1
 
-    def test_links_files_and_relative_paths_are_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("name", ["file", "missing", "dir"])
+    def test_one_that_cannot_be_used_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "link").symlink_to(tmp_path)
         (tmp_path / "file").touch()
         (tmp_path / "dir").mkdir()
-        assert "it is a symbolic link; " in self.refusal(tmp_path / "link")
-        assert "it is no directory; " in self.refusal(tmp_path / "file")
-        assert "No such file or directory; " in self.refusal(tmp_path / "missing")
-        assert "it is no absolute path; " in self.refusal("dir")
+        path = name if name == "dir" else str(tmp_path / name)
+        with pytest.raises(DeviceError, match=f"LLENERGY_LOCK_DIR: {path} is no directory to which you may"):
+            open_lock_directory({"LLENERGY_LOCK_DIR": path})

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,27 +37,6 @@ def test_a_meter_of_the_whole_host_runs_gpu_tests_one_by_one(pytester: pytest.Py
     run(pytester, "-n2", "--energy-meter=nvml,command:yes 5").assert_outcomes(passed=2)
     spans = sorted(json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
     assert spans[1][0] >= spans[0][1]
-
-
-def test_a_lock_file_removed_during_a_test_is_flagged(
-    pytester: pytest.Pytester, world: World, read_report: Callable[..., dict[str, Any]]
-) -> None:
-    pytester.makepyfile(
-        """
-        import os, pathlib, time, pytest
-        @pytest.mark.gpus(1)
-        @pytest.mark.parametrize("removed", [False, True])
-        def test_it(energy_meter, removed):
-            with energy_meter("w"):
-                time.sleep(0.05)
-            for file in pathlib.Path(os.environ["LLENERGY_LOCK_DIR"]).glob("*.lock"):
-                if removed:
-                    file.unlink()
-        """
-    )
-    run(pytester, "--energy-report").assert_outcomes(passed=2)
-    flags = [{flag["name"] for flag in record["flags"]} for record in read_report()["records"]]
-    assert ["lease-lost" in each for each in flags] == [False, True]
 
 
 def test_a_session_of_ab_uses_the_boards_of_earlier_sessions(

@@ -45,7 +45,7 @@ class Hosts:
             self.environments[name] = {"LLENERGY_LOCK_DIR": str(home), **world.environment(library.parent)}
 
     def keeper(self, *names: str, **changes: Any) -> tuple[GangKeeper, Launcher]:
-        options = replace(GangOptions(30.0, 1.0, "spawn", None), **changes)
+        options = replace(GangOptions(30.0, 1.0, "spawn"), **changes)
         cluster = Launcher({name: {"environment": self.environments[name]} for name in names})
         pool = RankPool(60.0, "spawn", "module")
         keeper = GangKeeper(cluster, pool, options, keeps=True)

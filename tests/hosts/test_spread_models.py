@@ -38,7 +38,7 @@ def plan(degrees: Parallel, each: int = 1) -> ProcessPlan:
         for name in ("n1", "n2")
     ]
     row = spread_engine.SPEC.capabilities
-    return plan_on_hosts(row, degrees, holds, 1, tensor_across_hosts=True)
+    return plan_on_hosts(row, degrees, holds, 1)
 
 
 @contextmanager

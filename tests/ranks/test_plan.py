@@ -80,17 +80,6 @@ class TestSeveralHosts:
         assert [rank.cpus for rank in plan.ranks] == [(0, 1), (2, 3), (6,), (7,)]
         assert [rank.threads for rank in plan.ranks] == [2, 2, 1, 1]
 
-    def test_shards_of_a_layer_stay_on_one_host_unless_asked(self) -> None:
-        row = Capabilities(data=True, tensor=True, pipeline=True, framework="torch")
-        hosts = hold("n1", "n2")
-        within = plan_on_hosts(row, Parallel(tensor=4, pipeline=2), hosts)
-        assert within.replica_size == 8
-        with pytest.raises(
-            PlanError, match=r"^parallel\(tensor=8\) would cross hosts, since n1 has 4 ranks: .*pipeline"
-        ):
-            plan_on_hosts(row, Parallel(tensor=8), hosts)
-        assert len(plan_on_hosts(row, Parallel(tensor=8), hosts, tensor_across_hosts=True).ranks) == 8
-
     def test_a_backend_that_is_launched_on_each_host_spreads_a_model(self) -> None:
         row = Capabilities(data=True, tensor=True, pipeline=True, launch="backend", hosts="several")
         plan = plan_on_hosts(row, Parallel(tensor=4, pipeline=2, data=2), hold("n1", "n2", "n3", "n4"))
@@ -99,11 +88,7 @@ class TestSeveralHosts:
         ]
         assert (plan.nodes, plan.replica_size) == (2, 2)
         hosts = hold("n1", "n2")
-        with pytest.raises(
-            PlanError, match=r"^parallel\(tensor=8\) would cross hosts, .*tensor_across_hosts"
-        ):
-            plan_on_hosts(row, Parallel(tensor=8), hosts)
-        assert plan_on_hosts(row, Parallel(tensor=8), hosts, tensor_across_hosts=True).nodes == 2
+        assert plan_on_hosts(row, Parallel(tensor=8), hosts).nodes == 2
         uneven = [*hold("n1", each=4), *hold("n2", each=2)]
         with pytest.raises(
             PlanError, match=r"^one model needs 6 devices, and hosts with 2 and 4 each cannot"

@@ -18,7 +18,6 @@ from pytest_llenergy.ranks.pool import Isolation, Load, RankPool
 from pytest_llenergy.ranks.workload import call_workload
 
 from .groups import plan
-from .no_torch import without_torch
 
 Read = Callable[..., dict[str, Any]]
 
@@ -136,21 +135,3 @@ class TestDeaths:
         while psutil.pid_exists(first[1]):
             time.sleep(0.01)
         assert set(pids(pool, n=2)).isdisjoint(first)
-
-
-def test_output_of_ranks_is_kept_in_the_log_directory(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(
-        """
-        import os, pytest
-        @pytest.mark.gpus(2, fallback="cpu")
-        def test_it(workers):
-            workers.run(lambda: print("this is rank", os.environ["RANK"]))
-        """
-    )
-    without_torch(pytester.path)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider", "--energy-rank-logs=logs").assert_outcomes(
-        passed=1
-    )
-    logs = sorted((pytester.path / "logs").glob("*/rank*.log"))
-    assert [log.name for log in logs] == ["rank0.log", "rank1.log"]
-    assert ["this is rank 0" in log.read_text() for log in logs] == [True, False]

@@ -17,7 +17,6 @@ from .groups import (
     run,
     start,
 )
-from .survivors import survivors
 
 
 def test_ranks_never_descend_from_pytest_by_fork(host: LocalHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,14 +55,3 @@ class TestForks:
             "importing broken_wheel before the ranks are forked failed: ImportError: libcudnn.so.9: lost\n"
         )
         assert "broken_wheel.py" in caught.value.details
-
-    def test_a_module_that_starts_threads_is_refused(
-        self, host: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
-    ) -> None:
-        (tmp_path / "threaded.py").write_text(
-            "import threading, time\nthreading.Thread(target=time.sleep, args=(300,), daemon=True).start()\n"
-        )
-        monkeypatch.syspath_prepend(tmp_path)
-        with pytest.raises(WorkerError, match="have left 1 threads running; use --energy-start-method=spawn"):
-            start(host, capabilities=Capabilities(data=True, preload=("threaded",)))
-        assert len(survivors(mark)) == 2
