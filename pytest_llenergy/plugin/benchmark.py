@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.energy.meters.base import Targets
-from pytest_llenergy.errors import LLEnergyError, PlanError
+from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_meters import ForeignMeters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds
@@ -42,8 +42,6 @@ OFF_IN_WORKERS = (
 #: Set on a test whose meters are opened before its set-up.
 PREPARES = pytest.StashKey[bool]()
 
-OF_ANOTHER = "the gate checks the fixture benchmark of pytest-benchmark, and this one is another plugin's"
-
 #: Minimum time between two recorded ends of rounds, at which the meters are read (seconds).
 EVERY_S = 0.05
 
@@ -58,11 +56,6 @@ OTHER_TIMER = (
 NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be unsupported"
 
 RAISED = "the benchmark raised {error}"
-
-ON_HOSTS = (
-    "benchmark measures the energy of pytest's own host, and the test uses others; use "
-    "energy(workers.call(...)) instead"
-)
 
 
 class Benchmarks:
@@ -119,35 +112,18 @@ class Benchmarks:
             meters, self._meters = self._meters, None
             meters.close()
 
-    def _instrument(self, fixture: object, request: pytest.FixtureRequest) -> None:
+    def _instrument(self, fixture: Any, request: pytest.FixtureRequest) -> None:
         item = request.node
-        if not self._measures(item) or uses_fixture(item, MEASURING):
+        if not (self._measures(item) and uses_fixture(item, BENCHMARK) and _is_pytest_benchmarks(fixture)):
             return
-        # Else the test asks for it while it runs.
-        requested = uses_fixture(item, BENCHMARK)
-        # pytest-benchmark has no types, and need not be installed.
-        if _is_pytest_benchmarks(fixture) and fixture.enabled:  # type: ignore[attr-defined]
-            start = partial(self._start_context, request)
-            if requested:
-                # Done now, since it would come between the test's own set-up and the first call.
-                context = start()
-                start = partial(_same, context)
-            instrument(fixture, start, self._open_meters)
-        elif _is_pytest_benchmarks(fixture):
-            if requested and is_worker(self._config) and self._enabled:
-                self._start_record(request, OFF_IN_WORKERS)
-        elif plan_of(item).gate is not None:
-            self._start_record(request, OF_ANOTHER)
-
-    def _start_context(self, request: pytest.FixtureRequest) -> TestContext:
-        """Start a record for the test, and lease devices if it has none."""
-        self._start_record(request, NOT_CALLED)
-        if not uses_fixture(request.node, CONTEXT):
-            draft_of(request.node).in_process = True
-        context: TestContext = request.getfixturevalue(CONTEXT)
-        if context.draft.gang is not None:
-            raise PlanError(ON_HOSTS)
-        return context
+        if uses_fixture(item, MEASURING):
+            return
+        if fixture.enabled:
+            # Done now, since it would come between the test's own set-up and the first call.
+            self._start_record(request, NOT_CALLED)
+            instrument(fixture, request.getfixturevalue(CONTEXT), self._open_meters)
+        elif is_worker(self._config) and self._enabled:
+            self._start_record(request, OFF_IN_WORKERS)
 
     def _start_record(self, request: pytest.FixtureRequest, unmeasured: str) -> None:
         """Start a record for the test, with a reason that applies until something is measured."""
@@ -245,7 +221,7 @@ class RoundClock:
 class Measured:
     """Mixin for the class of a fixture that measures its calls."""
 
-    _llenergy_context: Callable[[], TestContext]
+    _llenergy_context: TestContext
     _llenergy_meters: Callable[[TestContext], ForeignMeters]
     _llenergy_rounds: RoundClock | None = None
     _llenergy_used = False
@@ -290,7 +266,7 @@ class Measured:
             # pytest-benchmark raises an error for a second use.
             return call(*args, **kwargs)
         self._llenergy_used = True
-        context = self._llenergy_context()
+        context = self._llenergy_context
         context.check_running()
         draft = context.draft
         meters = self._llenergy_meters(context)
@@ -325,37 +301,20 @@ def _tool_version() -> str:
 
 
 def _extra_info(experiment: Experiment) -> dict[str, Primitive]:
-    """Return energy and power of one iteration for ``extra_info``.
-
-    ``energy_u_j`` is the standard uncertainty for comparing runs, and ``energy_u_absolute_j`` includes the
-    accuracy of the source. ``energy_reason`` is set if there is no energy.
-    """
-    metrics, meters = experiment.metrics, experiment.meters
-    info: dict[str, Primitive] = {
-        name: metric.value
-        for name, metric in metrics.items()
-        if metric.value is not None and metric.unit.partition("/")[0] in ("J", "W")
-    }
-    energy = metrics["energy_j"]
-    if energy.value is not None:
-        info |= {"energy_u_j": energy.uncertainty, "energy_u_absolute_j": energy.uncertainty_absolute}
-        info["energy_windows"] = energy.n
-    if energy.reason is not None:
-        info["energy_reason"] = energy.reason
-    if meters:
-        info["energy_kind"] = kind_of_energy(meters, experiment.rounds)
-        info["energy_meters"] = ", ".join(dict.fromkeys(meter.name for meter in meters))
-    return info
+    """Return the energy of one iteration for ``extra_info``, or why it is unknown."""
+    energy = experiment.metrics["energy_j"]
+    if energy.value is None:
+        return {"energy_reason": energy.reason}
+    kind = kind_of_energy(experiment.meters, experiment.rounds)
+    return {"energy_j": energy.value, "energy_u_j": energy.uncertainty, "energy_kind": kind}
 
 
-def instrument(
-    fixture: Any, context: Callable[[], TestContext], meters: Callable[[TestContext], ForeignMeters]
-) -> None:
+def instrument(fixture: Any, context: TestContext, meters: Callable[[TestContext], ForeignMeters]) -> None:
     """Make a fixture of pytest-benchmark measure the energy of the functions that it runs.
 
     Args:
         fixture: The fixture, whose class is replaced.
-        context: Returns the context of the test when the fixture is called.
+        context: The context of the test.
         meters: Returns the open meters for a test.
     """
     if isinstance(fixture, Measured):
@@ -363,10 +322,6 @@ def instrument(
     fixture._llenergy_context, fixture._llenergy_meters = context, meters
     kind: Any = type(fixture)
     fixture.__class__ = _measured_class(kind)
-
-
-def _same(context: TestContext) -> TestContext:
-    return context
 
 
 @cache

@@ -44,15 +44,6 @@ class TestNotMeasured:
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["*energy_gate: energy_j has no value (nothing was measured)*"])
 
-    def test_own_benchmark_fixture_is_not_measured(self, quick: pytest.Pytester, read_report: Read) -> None:
-        quick.makepyfile(
-            "import pytest, time\n@pytest.fixture\ndef benchmark():\n    return 7\n"
-            "def test_own(benchmark):\n    assert benchmark == 7\n"
-            "def test_it(energy):\n    energy(time.sleep, 0.05)\n"
-        )
-        quick.runpytest("--energy-report", "-p", "no:benchmark").assert_outcomes(passed=2)
-        assert set(by_name(read_report())) == {"test_it"}
-
     def test_energy_fixture_takes_precedence_over_benchmark(
         self, bench: Callable[..., pytest.RunResult], read_report: Read
     ) -> None:
@@ -132,28 +123,14 @@ class TestNotMeasured:
             @pytest.mark.usefixtures("benchmark")
             def test_marked():
                 pass
-            def test_as_it_runs(request):
-                request.getfixturevalue("benchmark")(time.sleep, 0.002)
             """
         # pytest-benchmark warns about a test that does not call the fixture.
-        bench(suite, "-Wdefault").assert_outcomes(passed=5, warnings=1)
+        bench(suite, "-Wdefault").assert_outcomes(passed=4, warnings=1)
         assert {name: record["status"] for name, record in by_name(read_report()).items()} == {
             "test_named": "measured",
             "test_of_another": "measured",
             "test_marked": "invalid",
-            "test_as_it_runs": "measured",
         }
-
-    def test_fixture_class_keeps_its_name(self, bench: Callable[..., pytest.RunResult]) -> None:
-        bench(
-            """
-            from pytest_benchmark.fixture import BenchmarkFixture
-            def test_it(benchmark):
-                assert isinstance(benchmark, BenchmarkFixture)
-                assert repr(type(benchmark)) == repr(BenchmarkFixture)
-                benchmark(int)
-            """
-        ).assert_outcomes(passed=1)
 
     def test_integration_is_not_imported_without_a_report(self, quick: pytest.Pytester) -> None:
         quick.makepyfile(
