@@ -37,7 +37,6 @@ from pytest_llenergy.plugin.stash import (
     ITEM_IN_CALL,
     LEASE,
     NO_TERMINAL,
-    distributes_tests,
     is_measured,
     is_worker,
     uses_fixture,
@@ -117,10 +116,6 @@ def check_settings(config: pytest.Config) -> None:
 
         check_launcher(config.stash[ENVIRONMENT])
         check_files(config)
-    if settings.keeps_something and distributes_tests(config):
-        from pytest_llenergy.plugin.xdist import check_workers
-
-        check_workers(config)
     if settings.compare is not None or settings.fail_on:
         from pytest_llenergy.plugin.baseline import check_gate_options
 

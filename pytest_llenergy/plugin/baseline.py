@@ -15,14 +15,13 @@ import pytest
 
 from pytest_llenergy.compare.comparison import describe_side, has_measurements
 from pytest_llenergy.compare.gate import check_named_once
-from pytest_llenergy.compare.history import read_entries
 from pytest_llenergy.compare.pairing import select_last_attempts
 from pytest_llenergy.errors import LLEnergyError
 from pytest_llenergy.plugin.settings import option_source, saved_as, settings_of, usage_error
 from pytest_llenergy.plugin.stash import SKIPPED_FILES
 from pytest_llenergy.plugin.xdist import SKIPPED, worker_input_of
 from pytest_llenergy.record.comparison import Baseline
-from pytest_llenergy.record.defaults import HISTORY, SAVED
+from pytest_llenergy.record.defaults import SAVED
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 from pytest_llenergy.record.text import relative_path
@@ -134,10 +133,6 @@ def check_gate_options(config: pytest.Config) -> None:
         raise usage_error(f"{option_source(config, 'fail_on')}: {error}") from None
     if baseline_of(config) is not None:
         _keep_baseline(config, str(settings_of(config).compare))
-        try:
-            read_entries(config.rootpath / HISTORY)
-        except LLEnergyError as error:
-            raise usage_error(f"{option_source(config, 'compare')}: {error}") from None
 
 
 def _keep_baseline(config: pytest.Config, text: str) -> None:

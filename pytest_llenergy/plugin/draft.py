@@ -31,7 +31,7 @@ from pytest_llenergy.record.record import (
 if TYPE_CHECKING:
     from pytest_llenergy.hosts.gangs import GangLease
 
-NOTHING_MEASURED = "the test uses energy but measured nothing; call energy(...), or remove the fixture"
+NOTHING_MEASURED = "the test uses energy but measured nothing: it did not call energy(...), or that raised"
 
 
 @dataclass
@@ -72,8 +72,6 @@ class Draft:
     failed_subtests: int = 0
     #: Why a benchmark of another plugin was not measured, which does not fail the test.
     unmeasured: str | None = None
-    #: Why ``energy`` measured nothing although the test called it. Fails a test that expects the exception.
-    refusal: str | None = None
     #: Whether the record was handed to the controller.
     delivered: bool = False
     #: Whether the measured code runs in this process, on every device that this process may use.
@@ -115,7 +113,7 @@ class Draft:
         if windows:
             missing = [window.reason for window in windows if window.energy_j is None]
             return ("invalid", missing[0]) if missing else ("measured", None)
-        return "invalid", self.unmeasured or self.refusal or NOTHING_MEASURED
+        return "invalid", self.unmeasured or NOTHING_MEASURED
 
 
 DRAFT = pytest.StashKey[Draft]()

@@ -8,7 +8,6 @@ worker when the call returns, so none is lost if the worker dies, and it arrives
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pytest_llenergy.plugin.settings import read_settings, settings_of, usage_error
+from pytest_llenergy.plugin.settings import read_settings, settings_of
 from pytest_llenergy.plugin.stash import SKIPPED_FILES
 
 if TYPE_CHECKING:
@@ -63,16 +62,15 @@ def useful_workers(config: pytest.Config) -> int | None:
     warning.
 
     Returns:
-        None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs or runs
-        no test, and if ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
+        None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs, and if
+        ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
 
     Raises:
         pytest.UsageError: An option has an invalid value. xdist calls this before ``pytest_configure``.
     """
     settings = read_settings(config)
-    no_tests = any(config.getoption(name, default=False) for name in OPTIONS_WITHOUT_TESTS)
     uses_gpus = settings.keeps_something or settings.worker_gpus is not None
-    if not uses_gpus or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
+    if not uses_gpus or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
     from pytest_llenergy.devices.allocation import count_leasable
     from pytest_llenergy.errors import DeviceError, LLEnergyWarning
@@ -82,22 +80,6 @@ def useful_workers(config: pytest.Config) -> int | None:
     except DeviceError as error:
         config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
         return 1
-
-
-def check_workers(config: pytest.Config) -> None:
-    """Check that the workers of a run that keeps energy share its tests, on this host and in this Python.
-
-    Raises:
-        pytest.UsageError: They do not.
-    """
-    option = config.option
-    elsewhere = [spec for spec in option.tx if not re.fullmatch(r"(\d+\*)?popen", spec)]
-    if elsewhere or option.dist == "each":
-        what = f"--tx {elsewhere[0]}" if elsewhere else "--dist=each"
-        raise usage_error(
-            f"{what}: a report has the tests of one host and one Python, each once; keep one report in each "
-            "place, without this option, and join or compare them by llenergy merge and compare"
-        )
 
 
 @dataclass

@@ -14,13 +14,11 @@ Installed packages, and the user's modules that a rank can import, are pickled b
 from __future__ import annotations
 
 import functools
-import io
 import pickle
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from operator import attrgetter
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -81,27 +79,7 @@ def dump_result(result: Any) -> bytes:
 
 def load_result(result: bytes) -> Any:
     """Unpickle a result in pytest's process. Raises whatever unpickling its values raises."""
-    return _ResultUnpickler(io.BytesIO(result)).load()
-
-
-class _ResultUnpickler(pickle.Unpickler):
-    """Preserves the classes of the test.
-
-    cloudpickle recognises a class that returns from a rank, and would overwrite its methods and attributes
-    with the rank's copies. No option prevents that, hence the private name.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        target = super().find_class(module, name)
-        if (module, name) != ("cloudpickle.cloudpickle", "_class_setstate"):
-            return target
-        return lambda kind, state: kind if _is_defined_here(kind) else target(kind, state)
-
-
-def _is_defined_here(kind: type) -> bool:
-    with suppress(AttributeError, KeyError):
-        return bool(attrgetter(kind.__qualname__)(sys.modules[kind.__module__]) is kind)
-    return False
+    return pickle.loads(result)
 
 
 def _users_modules() -> Iterator[ModuleType]:

@@ -141,12 +141,3 @@ class TestSave:
         self, quick_suite: pytest.Pytester, name: str, reason: str
     ) -> None:
         assert reason in usage_error(quick_suite, f"--energy-save={name}")
-
-
-def test_broken_history_is_a_usage_error(base: pytest.Pytester) -> None:
-    broken = base.path / ".llenergy" / "history" / ("0" * 12) / "20260101T030405Z-x.jsonl"
-    broken.parent.mkdir(parents=True)
-    broken.write_text("{}\n")
-    message = usage_error(base, COMPARE, FAIL)
-    assert message.startswith(f"--energy-compare: {broken}: broken, or of a newer pytest-llenergy (")
-    assert message.endswith("; delete it, or upgrade")

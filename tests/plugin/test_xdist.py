@@ -179,15 +179,3 @@ def test_invalid_options_stop_the_controller(quick: pytest.Pytester) -> None:
     result.stderr.fnmatch_lines(
         ['ERROR: --energy-rounds=x: needs a whole number from 1 to 1000000, or "auto"']
     )
-
-
-@pytest.mark.parametrize("option", ["--tx=popen//chdir=/tmp", "--tx=ssh=host", "--dist=each"])
-def test_workers_elsewhere_keep_no_report(quick: pytest.Pytester, option: str) -> None:
-    """One report has the tests of one host and one Python, each once."""
-    quick.makepyfile("def test_it(energy): energy(sum, [1])")
-    workers = ("--tx=2*popen",) if "each" in option else ("-d",)
-    result = quick.runpytest("--energy-report", *workers, option)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        [f"ERROR: {option.replace('--tx=', '--tx ')}: a report has the tests of one *"]
-    )
