@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus, read_inventory
+from pytest_llenergy.devices.inventory import Inventory, find_gpus, read_inventory
 from pytest_llenergy.devices.lease import CPU, Lease
 from pytest_llenergy.devices.occupancy import IDLE_BYTES, read_memory_use
 from pytest_llenergy.devices.request import GpuRequest, format_memory, parse_memory
@@ -58,7 +58,7 @@ def select_devices(
         ways = "run with --energy-cluster, and work in ranks (fixture workers or backend)"
         raise ShortageError(f"{request} needs {hosts} hosts: {ways}")
     inventory = read_inventory()
-    leasable = list_leasable(inventory, selection, environment, instances=request.mig is not None)
+    leasable = list_leasable(inventory, selection, environment)
     fitting = [uuid for uuid in leasable.uuids if _find_mismatch(request, uuid, inventory) is None]
     if len(fitting) >= request.n:
         preferred = _sort_by_preference(fitting, warm) if len(fitting) > request.n else fitting
@@ -94,12 +94,12 @@ def request_visible(
 
 
 def list_leasable(
-    inventory: Inventory, selection: str | None, environment: Mapping[str, str], *, instances: bool = False
+    inventory: Inventory, selection: str | None, environment: Mapping[str, str]
 ) -> VisibleDevices:
     """Return the devices that tests may lease, and why others of the host are excluded.
 
-    A board that MIG divides cannot be leased. Its instances can be leased if the request is for
-    ``instances``, if the user names them, or if the host has nothing else.
+    A board that MIG divides cannot be leased. Its instances can be leased if the user names them, or if the
+    host has nothing else.
 
     Raises:
         DeviceError: A list of devices is invalid.
@@ -109,21 +109,10 @@ def list_leasable(
         source = ""
     advice = OVERRIDE if selection is None and source else ""
     divided = [uuid for uuid in listed.uuids if inventory.board_instances(uuid)]
-    empty = [uuid for uuid in listed.uuids if uuid in inventory.mig_enabled and uuid not in divided]
-    whole = [uuid for uuid in listed.uuids if uuid not in divided and uuid not in empty]
-    parts = [part for uuid in divided for part in inventory.board_instances(uuid)]
-    notes = []
-    if instances:
-        kept = [uuid for uuid in whole if inventory.instance(uuid) is not None]
-        kept += [part.uuid for part in parts]
-    else:
-        kept = whole or [part.uuid for part in parts]
-        if divided:
-            names = ",".join(part.uuid for part in parts)
-            named = f"name instances with --energy-gpus={names}, or request them with gpus(mig=...)"
-            notes.append(f"{len(divided)} divided by MIG; {named}")
-    if empty:
-        notes.append(f"{len(empty)} {NO_INSTANCES}")
+    parts = [part.uuid for uuid in divided for part in inventory.board_instances(uuid)]
+    kept = [uuid for uuid in listed.uuids if uuid not in divided] or parts
+    named = f"{len(divided)} divided by MIG; name instances with --energy-gpus={','.join(parts)}"
+    notes = [named] if divided else []
     limits = "; ".join(filter(None, (source, *notes, advice))) or None
     reason = "; ".join(filter(None, (source if listed.reason else "", *notes))) or None
     on_purpose = bool(advice) and not listed.uuids and listed.reason is None
@@ -187,12 +176,9 @@ def _lease_one(uuid: str, inventory: Inventory) -> Lease:
 
 def _find_mismatch(request: GpuRequest, uuid: str, inventory: Inventory) -> str | None:
     """Return the property of a device that does not meet the request; None if all do."""
-    device, instance = inventory.device(uuid), inventory.instance(uuid)
+    device = inventory.device(uuid)
     if request.name is not None and request.name.lower() not in device.name.lower():
         return device.name
-    profile = None if instance is None else instance.profile
-    if request.mig is not None and profile != request.mig.lower():
-        return profile or "unknown profile"
     if request.memory is not None:
         needed, unit = parse_memory(request.memory)
         return None if (device.memory_bytes or 0) >= needed else format_memory(device.memory_bytes, unit)
@@ -206,16 +192,9 @@ def _explain_shortage(
     if not inventory.boards:
         return f"this host has no GPU ({inventory.driver_missing or 'NVML shows none'})"
     limits = f" ({leasable.limits})" if leasable.limits else ""
-    if request.mig is not None and not leasable.uuids:
-        return (
-            f"there is no MIG instance here{limits}; nvidia-smi mig -cgi {request.mig} -C makes one on a "
-            "board in MIG mode"
-        )
-    kind = "MIG instances" if request.mig is not None else "GPUs"
     if fitting == len(leasable.uuids):
-        total = len(inventory.instances if request.mig is not None else inventory.boards)
-        return f"only {fitting} of {total} {kind} may be used here{limits}"
+        return f"only {fitting} of {len(inventory.boards)} GPUs may be used here{limits}"
     counts = Counter(filter(None, (_find_mismatch(request, uuid, inventory) for uuid in leasable.uuids)))
     others = ", ".join(f"{n} × {text}" if n > 1 else text for text, n in counts.items())
     details = "; ".join(filter(None, (others, leasable.limits)))
-    return f"only {fitting} of {len(leasable.uuids)} {kind} fit (others: {details})"
+    return f"only {fitting} of {len(leasable.uuids)} GPUs fit (others: {details})"

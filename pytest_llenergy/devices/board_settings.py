@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.devices.lockdir import FILE_PREFIX, READ_FLAGS, LockDirectory
-from pytest_llenergy.devices.locks import hash_name, is_free, lock_name
+from pytest_llenergy.devices.locks import hash_name
 from pytest_llenergy.devices.nvml import BoardHandle, Session
 from pytest_llenergy.devices.timeouts import QUERY_TIMEOUT_S
 from pytest_llenergy.errors import DeviceError, PlanError
@@ -210,18 +210,6 @@ class Change(msgspec.Struct, frozen=True):
         if self.set_mw != self.before_mw and nvml.nvmlDeviceGetPowerManagementLimit(handle) == self.set_mw:
             nvml.nvmlDeviceSetPowerManagementLimit(handle, self.before_mw)
 
-    def __str__(self) -> str:
-        """Return what is left on the board, and the commands that put it back."""
-        left, commands = [], []
-        if self.set_mw is not None and self.before_mw is not None:
-            left.append(f"a power limit of {self.set_mw / 1000:g} W")
-            commands.append(f"nvidia-smi -i {self.uuid} -pl {self.before_mw / 1000:g}")
-        if self.locks_clocks:
-            left.append("locked graphics clocks")
-            commands.append(f"nvidia-smi -i {self.uuid} -rgc")
-        what = f"{self.uuid}: a killed run left {' and '.join(left)} on it"
-        return f"{what}; as root, run a test that leases it, or: {'; '.join(commands)}"
-
 
 def restore_left_changes(directory: LockDirectory, uuids: Sequence[str]) -> None:
     """Put back what notes say of boards, which this process must have leased.
@@ -236,17 +224,14 @@ def restore_left_changes(directory: LockDirectory, uuids: Sequence[str]) -> None
                 try:
                     change.restore(session, session.open_board(uuid))
                 except session.module.NVMLError as error:
-                    raise DeviceError(f"{change}; rm {directory.path / name} ({error})") from None
+                    watts = "" if change.before_mw is None else f" -pl {change.before_mw / 1000:g}, and"
+                    raise DeviceError(
+                        f"{uuid}: a killed run has left its settings on it ({error}); run a test that leases "
+                        f"it as root, or nvidia-smi -i {uuid} with{watts} -rgc; then "
+                        f"rm {directory.path / name}"
+                    ) from None
         with suppress(OSError):
             os.unlink(name, dir_fd=directory.descriptor)
-
-
-def describe_left_changes(directory: LockDirectory) -> Iterator[str]:
-    """Yield a line for each note of a killed run."""
-    for name in directory.list_names(NOTE_PREFIX):
-        change = _read_note(directory, name)
-        if change is not None and is_free(directory, lock_name(change.uuid)):
-            yield f"{change}; rm {directory.path / name}"
 
 
 def note_name(uuid: str) -> str:

@@ -26,12 +26,6 @@ from pytest_llenergy.record.environment import Board
 
 LIBRARY = "libnvidia-ml.so.1"
 
-#: Why a board in MIG mode that has no instances cannot be used, and what to do.
-NO_INSTANCES = (
-    "in MIG mode without instances and cannot be used (nvidia-smi mig -cgi PROFILE -C makes instances, "
-    "nvidia-smi -mig 0 ends the mode)"
-)
-
 
 @dataclass(frozen=True)
 class Instance:
@@ -61,7 +55,6 @@ class Inventory:
     Attributes:
         boards: Boards that answer, in PCI order.
         driver: Version of the NVIDIA driver.
-        mig_enabled: UUIDs of the boards in MIG mode, with or without instances.
         driver_missing: Why no driver is available; None if one is.
         lost: The reason by PCI position for each board that does not answer, which keeps its position.
         error: Why nothing is known: the driver refuses or has not answered in time.
@@ -70,7 +63,6 @@ class Inventory:
     boards: tuple[Board, ...] = ()
     instances: tuple[Instance, ...] = ()
     driver: str | None = None
-    mig_enabled: frozenset[str] = frozenset()
     driver_missing: str | None = None
     lost: Mapping[int, str] = field(default_factory=dict)
     error: str | None = None

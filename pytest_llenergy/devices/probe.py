@@ -60,7 +60,6 @@ def _read_nvidia() -> Inventory:
             raise DeviceError(f"NVML: the driver does not count its GPUs ({error}); see nvidia-smi") from None
         boards: list[Board] = []
         instances: list[Instance] = []
-        mig_enabled: set[str] = set()
         lost: dict[int, str] = {}
         for index in range(count):
             try:
@@ -72,10 +71,8 @@ def _read_nvidia() -> Inventory:
                 lost[index] = f"NVML: GPU {index} does not answer ({error}); see nvidia-smi"
                 continue
             boards.append(board)
-            mode = read_or_none(nvml, lambda handle=handle: nvml.nvmlDeviceGetMigMode(handle)[0])  # type: ignore[misc]
-            mig_enabled |= {board.uuid} if mode else set()
         driver = read_or_none(nvml, lambda: read_text(nvml.nvmlSystemGetDriverVersion))
-    return Inventory(tuple(boards), tuple(instances), driver, frozenset(mig_enabled), lost=lost)
+    return Inventory(tuple(boards), tuple(instances), driver, lost=lost)
 
 
 def _read_board(nvml: Any, handle: Any) -> Board:

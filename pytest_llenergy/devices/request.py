@@ -12,9 +12,6 @@ from pytest_llenergy.errors import PlanError
 #: Bytes per unit. Vendors count memory in units of 10^9 bytes; the driver shows a little more than that.
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
-#: Compute slices if fewer than GPU slices, GPU slices, memory.
-PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb")
-
 SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([mgt]i?b)\s*", re.I | re.A)
 
 
@@ -27,7 +24,6 @@ class GpuRequest:
         name: Part of the product name, in upper or lower case.
         fallback: ``"cpu"`` allows CPU ranks if there are too few GPUs.
         memory: Minimum total memory of each, such as ``"40 GB"`` or ``"40 GiB"``.
-        mig: MIG profile such as ``1g.10gb``; requests instances instead of boards.
         per_host: How many of them each host has; ``None`` leaves that to the cluster.
         isolate: Whether a plain test runs in a process of its own; ``None`` if it gets GPUs.
 
@@ -39,7 +35,6 @@ class GpuRequest:
     name: str | None = None
     fallback: str | None = None
     memory: str | None = None
-    mig: str | None = None
     per_host: int | None = None
     isolate: bool | None = None
 
@@ -54,8 +49,6 @@ class GpuRequest:
             raise PlanError(f'fallback is {self.fallback!r}, must be "cpu"')
         if self.memory is not None:
             parse_memory(self.memory)
-        if self.mig is not None and not (isinstance(self.mig, str) and PROFILE.fullmatch(self.mig.lower())):
-            raise PlanError(f'mig is {self.mig!r}, needs a profile such as "1g.10gb" (nvidia-smi mig -lgip)')
         if self.per_host is not None and not _is_count(self.per_host):
             raise PlanError(f"per_host is {self.per_host!r}, needs a whole number, 1 or more")
         if self.per_host is not None and self.n % self.per_host:
@@ -65,7 +58,7 @@ class GpuRequest:
 
     def __str__(self) -> str:
         """Return the request as its mark is written."""
-        names = ("name", "memory", "mig", "per_host")
+        names = ("name", "memory", "per_host")
         given = (f", {name}={getattr(self, name)!r}" for name in names if getattr(self, name) is not None)
         return f"gpus({self.n}{''.join(given)})"
 

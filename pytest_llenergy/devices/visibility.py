@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.devices.amd_smi import is_amd
-from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory
+from pytest_llenergy.devices.inventory import Inventory
 from pytest_llenergy.errors import DeviceError
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -150,6 +150,4 @@ def _parse_device(element: str, inventory: Inventory) -> str:
             f"{element!r} is divided by MIG and cannot be used whole; name an instance: "
             f"{', '.join(instance.label for instance in instances)}"
         )
-    if matches[0] in inventory.mig_enabled:
-        raise DeviceError(f"{element!r} ({matches[0]}) is {NO_INSTANCES}")
     return matches[0]

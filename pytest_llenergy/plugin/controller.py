@@ -120,11 +120,10 @@ class Controller:
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         self._add_arrived()
         assert self._workers is not None
-        crashed = self._workers.crashed_test(report.node.gateway.id, crashitem)
-        if crashed is not None:
+        attempt = self._workers.crashed_attempt(report.node.gateway.id, crashitem)
+        if attempt is not None:
             reason = next(iter(str(report.longrepr).strip().splitlines()), "the worker died")
-            record = {"id": crashed[0], "attempt": crashed[1], "status": "crashed", "reason": reason}
-            self.add_record(record, {})
+            self.add_record({"id": crashitem, "attempt": attempt, "status": "crashed", "reason": reason}, {})
 
     # A failure outside any test that is counted here still reaches the summary and the exit code.
     @pytest.hookimpl(wrapper=True)

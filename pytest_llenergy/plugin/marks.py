@@ -21,22 +21,20 @@ def gpus(
     *,
     name: str | None = None,
     memory: str | None = None,
-    mig: str | None = None,
     fallback: str | None = None,
     per_host: int | None = None,
     isolate: bool | None = None,
 ) -> GpuRequest:
-    """gpus(n=1, *, name=None, memory=None, mig=None, fallback=None, per_host=None, \
-isolate=None): lease n GPUs for the test, which is skipped with the \
-reason if there are fewer. name is part of the product name, memory the least total memory of each GPU such \
-as "40 GB", mig a profile such as "1g.10gb", which asks for MIG instances; fallback="cpu" runs n CPU ranks \
-instead, which the record states. A test on GPUs without energy and ranks runs in a process of its own that \
-sees these GPUs; isolate=False runs it in pytest's process, and isolate=True in its own also after the \
+    """gpus(n=1, *, name=None, memory=None, fallback=None, per_host=None, isolate=None): lease n GPUs \
+for the test, which is skipped with the reason if there are fewer. name is part of the product name, memory \
+the least total memory of each GPU such as "40 GB"; fallback="cpu" runs n CPU ranks instead, which the record \
+states. A test on GPUs without energy and ranks runs in a process of its own that sees these GPUs; \
+isolate=False runs it in pytest's process, and isolate=True in its own also after the \
 fallback. With --energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal \
 shares on as few hosts as have them."""
     from pytest_llenergy.devices.request import GpuRequest
 
-    return GpuRequest(n, name, fallback, memory, mig, per_host, isolate)
+    return GpuRequest(n, name, fallback, memory, per_host, isolate)
 
 
 def gpu_settings(

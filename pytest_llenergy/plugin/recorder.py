@@ -19,7 +19,7 @@ from pytest_llenergy.plugin.draft import DRAFT, NOTHING_MEASURED, Draft, draft_o
 from pytest_llenergy.plugin.interruption import hold_interrupts
 from pytest_llenergy.plugin.plan import record_params, source_digest
 from pytest_llenergy.plugin.settings import settings_of
-from pytest_llenergy.plugin.xdist import BEGIN, RECORD, record_id, worker_input_of
+from pytest_llenergy.plugin.xdist import BEGIN, RECORD, worker_input_of
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.entry_points import locate_error
 from pytest_llenergy.record.record import (
@@ -74,7 +74,7 @@ def build_record(item: pytest.Item, status: Status, reason: str | None) -> Recor
     windows = [window.record for window in draft.windows if window.ended]
     meters = [_with_exclusive(meter, draft) for meter in (experiment.meters if experiment else draft.meters)]
     return Record(
-        id=record_id(item.nodeid, grouped=worker_input_of(item.config).grouped),
+        id=item.nodeid,
         attempt=attempt_number(item),
         status=status,
         reason=reason,

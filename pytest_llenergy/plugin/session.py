@@ -29,7 +29,6 @@ from pytest_llenergy.plugin.progress import Progress, progress_of
 from pytest_llenergy.plugin.settings import settings_of
 from pytest_llenergy.plugin.stash import ENVIRONMENT, is_worker
 from pytest_llenergy.plugin.worker_gpus import WORKER_GPUS
-from pytest_llenergy.plugin.xdist import record_id, worker_input_of
 from pytest_llenergy.ranks.leases import LeaseKeeper
 from pytest_llenergy.ranks.pool import RankPool
 from pytest_llenergy.ranks.transport import SUPERVISOR_VARIABLE
@@ -156,8 +155,7 @@ class RunState:
         In a session of ``llenergy ab`` these are the ones of earlier sessions, since others do not count.
         """
         known: Mapping[str, Sequence[str]] = self._config.getoption("llenergy_ab_devices", None) or {}
-        name = escape_surrogates(record_id(item.nodeid, grouped=worker_input_of(self._config).grouped))
-        devices = [device for device in known.get(name, ()) if device != CPU]
+        devices = [device for device in known.get(escape_surrogates(item.nodeid), ()) if device != CPU]
         return ",".join(devices) if wanted is not None and len(devices) == wanted.n else self.settings.gpus
 
     @property

@@ -58,8 +58,7 @@ def useful_workers(config: pytest.Config) -> int | None:
 
     With ``--energy-worker-gpus=N`` it is one per N GPUs.
 
-    A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts, with a
-    warning.
+    A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts.
 
     Returns:
         None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs, and if
@@ -73,13 +72,11 @@ def useful_workers(config: pytest.Config) -> int | None:
     if not uses_gpus or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
     from pytest_llenergy.devices.allocation import count_leasable
-    from pytest_llenergy.errors import DeviceError, LLEnergyWarning
+    from pytest_llenergy.errors import DeviceError
 
-    try:
+    with suppress(DeviceError):
         return max(1, count_leasable(settings.gpus) // (settings.worker_gpus or 1))
-    except DeviceError as error:
-        config.issue_config_time_warning(LLEnergyWarning(f"-n auto starts one worker: {error}"), stacklevel=2)
-        return 1
+    return 1
 
 
 @dataclass
@@ -88,11 +85,9 @@ class WorkerInput:
 
     Attributes:
         channel: Channel of execnet for messages to the controller; None in a process that is not a worker.
-        grouped: Whether xdist adds group names to node ids.
     """
 
     channel: Any = None
-    grouped: bool = False
 
     def send(self, kind: str, content: object) -> None:
         """Send a message of JSON primitives."""
@@ -112,16 +107,6 @@ def worker_input_of(config: pytest.Config) -> WorkerInput:
     return config.stash[WORKER_INPUT]
 
 
-def record_id(node_id: str, *, grouped: bool) -> str:
-    """Return the id of a test's record: its node id without the group of ``--dist=loadgroup``.
-
-    xdist adds ``@group`` after the parameters, or after the name if there are none.
-    """
-    start = node_id.rfind("]") if "[" in node_id[node_id.find("::") :] else node_id.rfind("::")
-    at = node_id.find("@", start) if grouped else -1
-    return node_id if at < 0 else node_id[:at]
-
-
 class WorkerTracker:
     """Plugin object of the controller: what its workers have sent.
 
@@ -130,7 +115,6 @@ class WorkerTracker:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._grouped = config.getoption("dist", "no") == "loadgroup"
         self._failures: dict[str, str] = {}
         self._wrong = 0
         self._boards_of: dict[str, int] = {}
@@ -169,7 +153,7 @@ class WorkerTracker:
     def pytest_configure_node(self, node: Any) -> None:
         channel = node.gateway.newchannel()
         channel.setcallback(partial(self._receive, node.gateway.id))
-        node.workerinput[KEY] = {"channel": channel, "grouped": self._grouped}
+        node.workerinput[KEY] = {"channel": channel}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -180,10 +164,9 @@ class WorkerTracker:
             errors = f"{self._wrong} error{'s' if self._wrong > 1 else ''}"
             raise pytest.Session.Interrupted(f"{errors} during collection")
 
-    def crashed_test(self, worker: str, node_id: str) -> tuple[str, int] | None:
-        """Return record id and attempt of the test in which a worker died; None if it measures nothing."""
-        attempt = self._attempts.get((worker, node_id))
-        return None if attempt is None else (record_id(node_id, grouped=self._grouped), attempt)
+    def crashed_attempt(self, worker: str, node_id: str) -> int | None:
+        """Return the attempt of the test in which a worker died; None if it measures nothing."""
+        return self._attempts.get((worker, node_id))
 
     def _receive(self, worker: str, message: tuple[str, Any]) -> None:
         kind, content = message

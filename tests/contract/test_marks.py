@@ -32,10 +32,6 @@ def test_name(gpus):
 def test_memory(gpus):
     assert gpus.names == ("NVIDIA H200",)
 
-@pytest.mark.gpus(1, mig="1g.10gb")
-def test_mig(gpus):
-    assert gpus.uuids[0].startswith("MIG-")
-
 @pytest.mark.gpus(5)
 def test_too_many(gpus):
     raise SystemExit("ran")
@@ -106,7 +102,6 @@ GETS = (
     "test_three",
     "test_name",
     "test_memory",
-    "test_mig",
     "test_fallback",
     "test_no_fallback_where_there_are_gpus",
     "test_class",

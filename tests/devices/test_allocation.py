@@ -111,7 +111,7 @@ def test_divided_boards_are_not_leased_whole(parted: World) -> None:
         select_devices(GpuRequest(2), environment={})
     assert str(caught.value) == (
         "gpus(2): only 1 of 3 GPUs may be used here (2 divided by MIG; name instances with "
-        "--energy-gpus=MIG-a,MIG-b,MIG-c, or request them with gpus(mig=...))"
+        "--energy-gpus=MIG-a,MIG-b,MIG-c)"
     )
 
 
@@ -190,14 +190,6 @@ def using(memory_used: int, name: str = "NVIDIA H100") -> Board:
     return Board(name=name, memory_used=memory_used)
 
 
-def part(uuid: str, gib: int = 10, slices: int = 1, gpu_instance: int = 1) -> MigInstance:
-    return MigInstance(uuid, gib * GIB, gpu_instance=gpu_instance, gpu_slices=slices, compute_slices=slices)
-
-
-def split(*parts: MigInstance) -> Board:
-    return Board(name="NVIDIA H100", mig_enabled=True, mig_instances=parts)
-
-
 def choices(
     request: GpuRequest,
     selection: str | None = None,
@@ -259,33 +251,3 @@ def test_too_little_memory_is_reported_in_the_requested_unit(host: Host) -> None
     assert refusal(GpuRequest(1, memory="80 GiB")) == (
         "gpus(1, memory='80 GiB'): only 0 of 4 GPUs fit (others: 3 × 22.3 GiB, 79.6 GiB)"
     )
-
-
-class TestMig:
-    def test_a_profile_selects_only_instances(self, host: Host) -> None:
-        host(
-            Board(name="NVIDIA H100"),
-            split(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 10, 1, 3)),
-        )
-        assert choices(GpuRequest(2, mig="1g.10gb")) == ("MIG-a", "MIG-c")
-        assert choices(GpuRequest(1, mig="2G.20GB"), "all", {VISIBLE_DEVICES: ""}) == ("MIG-b",)
-
-    def test_a_shortage_lists_the_other_profiles(self, host: Host) -> None:
-        host(split(part("MIG-a"), part("MIG-b", 20, 2, 2), part("MIG-c", 20, 2, 3), part("MIG-d", 9, 0, 4)))
-        assert refusal(GpuRequest(2, mig="1g.10gb")) == (
-            "gpus(2, mig='1g.10gb'): only 1 of 4 MIG instances fit (others: 2 × 2g.20gb, unknown profile)"
-        )
-
-    def test_a_listed_board_allows_its_instances(self, host: Host) -> None:
-        board = host(split(part("MIG-a"), part("MIG-b")), split(part("MIG-c")))[0]
-        environment = {VISIBLE_DEVICES: board}
-        assert choices(GpuRequest(1, mig="1g.10gb"), environment=environment) == ("MIG-a", "MIG-b")
-        assert choices(GpuRequest(1, mig="1g.10gb"), environment={VISIBLE_DEVICES: "MIG-b"}) == ("MIG-b",)
-
-    def test_a_board_in_mig_mode_without_instances_cannot_be_used(self, host: Host) -> None:
-        whole, _ = host(Board(), Board(mig_enabled=True))
-        assert choices(GpuRequest(1)) == (whole,)
-        assert refusal(GpuRequest(2)) == (
-            "gpus(2): only 1 of 2 GPUs may be used here (1 in MIG mode without instances and cannot be "
-            "used (nvidia-smi mig -cgi PROFILE -C makes instances, nvidia-smi -mig 0 ends the mode))"
-        )

@@ -22,7 +22,6 @@ import pytest
 
 from pytest_llenergy.devices.board_settings import (
     Change,
-    describe_left_changes,
     note_name,
     parse_settings,
     restore_left_changes,
@@ -211,7 +210,6 @@ class TestNotes:
     def test_notes_of_other_users_and_links_are_ignored(self, directory: LockDirectory) -> None:
         path = self.leave(directory)
         os.chown(path, USERS[0], -1)
-        assert not [*describe_left_changes(directory)]
         assert self.limit_after(directory) == 300.0
         target = self.leave(directory).rename(directory.path / "elsewhere")
         path.symlink_to(target)
@@ -225,9 +223,8 @@ class TestNotes:
         with pytest.raises(DeviceError) as caught:
             restore_left_changes(directory, ["GPU-a"])
         assert str(caught.value) == (
-            "GPU-a: a killed run left a power limit of 300 W and locked graphics clocks on it; as root, run "
-            "a test that leases it, or: nvidia-smi -i GPU-a -pl 700; nvidia-smi -i GPU-a -rgc; "
-            f"rm {path} (Insufficient Permissions)"
+            "GPU-a: a killed run has left its settings on it (Insufficient Permissions); run a test that "
+            f"leases it as root, or nvidia-smi -i GPU-a with -pl 700, and -rgc; then rm {path}"
         )
         assert path.exists()
 

@@ -35,24 +35,10 @@ def test_any_other_memory_is_refused_with_what_it_needs(text: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("profile", ["1g.10gb", "7g.80gb", "1c.3g.40gb", "1G.5GB"])
-def test_a_profile_is_written_as_the_driver_writes_it(profile: str) -> None:
-    assert GpuRequest(mig=profile).mig == profile
-
-
-@pytest.mark.parametrize("profile", ["10gb", "1g", "0g.10gb", "1g.10gb+me", "all", "", 1])
-def test_any_other_profile_is_refused(profile: Any) -> None:
-    with pytest.raises(PlanError) as caught:
-        GpuRequest(mig=profile)
-    assert str(caught.value) == (
-        f'mig is {profile!r}, needs a profile such as "1g.10gb" (nvidia-smi mig -lgip)'
-    )
-
-
 def test_a_request_is_shown_as_it_is_written() -> None:
     assert str(GpuRequest(2)) == "gpus(2)"
-    full = GpuRequest(1, name="H200", fallback="cpu", memory="40 GB", mig="1g.10gb")
-    assert str(full) == "gpus(1, name='H200', memory='40 GB', mig='1g.10gb')"
+    full = GpuRequest(1, name="H200", fallback="cpu", memory="40 GB")
+    assert str(full) == "gpus(1, name='H200', memory='40 GB')"
 
 
 @pytest.mark.parametrize(

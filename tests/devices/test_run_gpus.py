@@ -163,8 +163,8 @@ def test_each_rank_has_an_instance_and_the_energy_is_flagged_as_shared(
 ) -> None:
     parts = (MigInstance("MIG-a", gpu_instance=1), MigInstance("MIG-b", gpu_instance=2))
     world.update(1, mig_enabled=True, mig_instances=parts)
-    suite.makepyfile(ONE.replace("gpus(1)", 'gpus(2, mig="1g.10gb")').replace('["a"]', '["a", "b"]'))
-    run(suite).assert_outcomes(passed=1)
+    suite.makepyfile(ONE.replace("gpus(1)", "gpus(2)").replace('["a"]', '["a", "b"]'))
+    run(suite, "--energy-gpus=MIG-a,MIG-b").assert_outcomes(passed=1)
     (record,) = read_report()["records"]
     assert [rank["device"] for rank in record["ranks"]] == ["MIG-a", "MIG-b"]
     assert "meter" in {flag["name"] for flag in record["flags"]}

@@ -70,7 +70,6 @@ def test_mark_without_effect_is_refused(pytester: pytest.Pytester) -> None:
 INVALID = {
     "gpus(nmber=2)": "gpus: got an unexpected keyword argument 'nmber' (it takes: n, name, ",
     "gpus(1, name='')": "name is '', needs a part of the product name, such as \"H200\"",
-    "gpus(1, mig='10gb')": "mig is '10gb', needs a profile such as \"1g.10gb\" (nvidia-smi mig -lgip)",
     "parallel(data=2, placement=0)": "parallel: placement is 0, needs a whole number",
     "energy_gate(metric='joules', budget='5 J')": (
         "joules is not built in, and a budget cannot limit a custom metric; use assert in the test"
@@ -110,7 +109,7 @@ def test_marks_are_registered(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("--markers")
     result.stdout.fnmatch_lines(
         [
-            "@pytest.mark.gpus(n=1, *, name=None, memory=None, mig=None, *): lease n GPUs *",
+            "@pytest.mark.gpus(n=1, *, name=None, memory=None, *): lease n GPUs *",
             "@pytest.mark.parallel(*, data=1, tensor=1, pipeline=1, placement=1): degrees *",
             "@pytest.mark.energy_gate(*, metric=None, budget=None, threshold=None): fail the test *",
         ]

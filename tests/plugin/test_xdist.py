@@ -14,7 +14,6 @@ from pytest_llenergy.devices.allocation import count_leasable
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
-from ..nvml_sim.world import NO_PERMISSION
 
 Read = Callable[..., dict[str, Any]]
 
@@ -127,17 +126,6 @@ class TestAuto:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         boards.update(1, name="NVIDIA L4")
         assert count_leasable(None) == 3
-
-    @pytest.mark.slow
-    def test_auto_starts_one_worker_and_warns_if_the_query_fails(
-        self, quick: pytest.Pytester, boards: World
-    ) -> None:
-        boards.set_init_result(NO_PERMISSION)
-        quick.makepyfile("def test_it():\n    pass\n")
-        result = quick.runpytest_subprocess("--energy-report", "-n", "auto")
-        result.assert_outcomes(passed=1, warnings=1)
-        warning = "*LLEnergyWarning: -n auto starts one worker: NVML: Insufficient Permissions; *"
-        result.stdout.fnmatch_lines(["*1/1 worker*", warning])
 
     @pytest.mark.slow
     def test_environment_variable_overrides_auto(

@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from pytest_llenergy.plugin.xdist import record_id
-
 from .suites import Read
 
 pytestmark = pytest.mark.usefixtures("few_plugins")
 
 DISTS = [
     "load",
-    *(
-        pytest.param(dist, marks=pytest.mark.slow)
-        for dist in ("loadscope", "loadfile", "loadgroup", "worksteal")
-    ),
+    *(pytest.param(dist, marks=pytest.mark.slow) for dist in ("loadscope", "loadfile", "worksteal")),
 ]
 
 SUITE = """
@@ -70,29 +65,6 @@ def test_each_test_has_one_record(quick: pytest.Pytester, read_report: Read, dis
     assert report["run"]["complete"] is True
     assert tables(result) == 1
     assert sorted(path.name for path in quick.path.glob("energy*")) == ["energy.json"]
-
-
-class TestGroups:
-    def test_group_is_removed_from_the_record_id(self) -> None:
-        """xdist appends the group to the node id, which would match no test of an ungrouped baseline."""
-        for name in ["t.py::test_it", "t.py::test_it[a@b]", "t.py::T::test_it[c::d[0]]", "a@b/t.py::test_it"]:
-            assert record_id(f"{name}@some group", grouped=True) == name
-            assert record_id(f"{name}@a@b", grouped=True) == name
-            assert record_id(name, grouped=True) == name
-
-    def test_grouped_test_compares_with_an_ungrouped_baseline(
-        self, quick: pytest.Pytester, read_report: Read
-    ) -> None:
-        """pytest 9.2 keeps the node id by itself; earlier versions need the correction."""
-        quick.makepyfile(
-            "import time, pytest\n@pytest.mark.xdist_group('one')\ndef test_it(energy):\n"
-            "    energy(time.sleep, 0.02)\n"
-        )
-        quick.runpytest("--energy-report=base.json")
-        quick.runpytest_subprocess("--energy-report", "--energy-compare=base.json", "-n1", "--dist=loadgroup")
-        (record,) = read_report()["records"]
-        assert record["id"] == "test_grouped_test_compares_with_an_ungrouped_baseline.py::test_it"
-        assert [each["verdict"] for each in record["comparisons"]] != ["new"]
 
 
 class TestStopping:

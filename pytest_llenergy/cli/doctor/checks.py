@@ -31,11 +31,10 @@ from pytest_llenergy.backends.registry import discover_backends
 from pytest_llenergy.cli.running_total import RunningTotal
 from pytest_llenergy.devices.allocation import list_leasable
 from pytest_llenergy.devices.amd_smi import is_amd
-from pytest_llenergy.devices.board_settings import describe_left_changes
 from pytest_llenergy.devices.cpu import describe_host
 from pytest_llenergy.devices.environment import installed_version
 from pytest_llenergy.devices.holders import describe_leases
-from pytest_llenergy.devices.inventory import NO_INSTANCES, Inventory, find_gpus
+from pytest_llenergy.devices.inventory import Inventory, find_gpus
 from pytest_llenergy.devices.lockdir import open_lock_directory
 from pytest_llenergy.devices.nvml import Session, read_used_bytes
 from pytest_llenergy.devices.occupancy import inspect_board
@@ -160,7 +159,6 @@ def _list_gpus(found: Inventory) -> Iterator[Line]:
         for board in nvidia:
             opened = session.open_board(board.uuid)
             use, used_bytes = inspect_board(session, opened), read_used_bytes(session.module, opened.device)
-            parts, divided = found.board_instances(board.uuid), board.uuid in found.mig_enabled
             used, total = format_memory(used_bytes), format_memory(board.memory_bytes)
             facts = f"{used} of {total} in use, {_format_limit(board.power_limit_w)}"
             gpu = f"gpu {found.index(board.uuid)}"
@@ -171,10 +169,8 @@ def _list_gpus(found: Inventory) -> Iterator[Line]:
                 yield Line(gpu, use.users)
             if use.displays:
                 yield Line(gpu, f"a display: {', '.join(map(str, use.displays))}")
-            for part in parts:
+            for part in found.board_instances(board.uuid):
                 yield Line(gpu, f"MIG instance {part.label}, {format_memory(part.memory_bytes)}")
-            if divided and not parts:
-                yield Line("wrong", f"{board.uuid} is {NO_INSTANCES}")
 
 
 def _format_limit(watts: float | None) -> str:
@@ -224,7 +220,6 @@ def _check_leases() -> Iterator[Line]:
         holders = describe_leases(directory)
         yield Line("leases", f"{directory.path}: {len(holders) or 'none'}")
         yield from (Line("lease", holder) for holder in holders)
-        yield from (Line("wrong", text) for text in describe_left_changes(directory))
 
 
 def _check_meters(trial: str = "") -> Iterator[Line]:
