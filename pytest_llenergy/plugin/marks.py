@@ -26,12 +26,12 @@ def gpus(
     isolate: bool | None = None,
 ) -> GpuRequest:
     """gpus(n=1, *, name=None, memory=None, fallback=None, per_host=None, isolate=None): lease n GPUs \
-for the test, which is skipped with the reason if there are fewer. name is part of the product name, memory \
-the least total memory of each GPU such as "40 GB"; fallback="cpu" runs n CPU ranks instead, which the record \
-states. A test on GPUs without energy and ranks runs in a process of its own that sees these GPUs; \
-isolate=False runs it in pytest's process, and isolate=True in its own also after the \
-fallback. With --energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal \
-shares on as few hosts as have them."""
+for the test, which is skipped with the reason if there are fewer. name is part of the product name, \
+memory the least total memory of each GPU such as "40 GB"; fallback="cpu" runs n CPU ranks instead, which \
+the record states. A test on GPUs without energy and ranks runs in a process of its own that sees these \
+GPUs; isolate=False runs it in pytest's process, and isolate=True in its own also after the fallback. With \
+--energy-cluster the GPUs may be on several hosts: per_host on each, by default in equal shares on as few \
+hosts as have them."""
     from pytest_llenergy.devices.request import GpuRequest
 
     return GpuRequest(n, name, fallback, memory, per_host, isolate)
