@@ -33,11 +33,6 @@ def dying(request):
     die(request.node.nodeid, "setup")
     yield
     die(request.node.nodeid, "teardown")
-@pytest.fixture(scope="session", autouse=True)
-def last():
-    yield
-    if os.environ.get("DIE") == "session":
-        HOW
 """
 
 SUITE = """
@@ -208,45 +203,6 @@ def test_report_is_incomplete_without_replacement_workers(
     assert result.ret != 0
 
 
-@pytest.mark.slow
-def test_crashed_tests_without_energy_have_no_record(dying: pytest.Pytester) -> None:
-    """A run without a report prints no energy section after a crash."""
-    dying.makepyfile(
-        """
-        import os, pytest
-        @pytest.fixture
-        def dies():
-            os._exit(1)
-        def test_setup(dies):
-            pass
-        def test_call():
-            os._exit(1)
-        def test_fine():
-            pass
-        """
-    )
-    result = dying.runpytest_subprocess("--energy-report", "-n1")
-    result.assert_outcomes(passed=1, failed=2)
-    assert not (dying.path / "energy.json").exists()
-    result = dying.runpytest_subprocess("-n1")
-    assert not [line for line in result.outlines if line.startswith("=") and "energy" in line]
-
-
-@pytest.mark.slow
-def test_crash_after_a_dynamic_energy_fixture_is_recorded(dying: pytest.Pytester, read_report: Read) -> None:
-    dying.makepyfile(
-        """
-        import os, time
-        def test_it(request):
-            request.getfixturevalue("energy")(time.sleep, 0.01)
-            os._exit(1)
-        """
-    )
-    dying.runpytest_subprocess("--energy-report", "-n1")
-    (record,) = read_report()["records"]
-    assert record["status"] == "crashed"
-
-
 def test_failure_before_a_crash_keeps_its_reason(
     dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,37 +211,3 @@ def test_failure_before_a_crash_keeps_its_reason(
     dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
     (record,) = read_report()["records"]
     assert (record["status"], record["reason"]) == ("failed", "assert 1 == 2")
-
-
-@pytest.mark.slow
-def test_crash_in_a_session_fixture_marks_the_last_test(
-    dying: pytest.Pytester, read_report: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Session fixtures end in the teardown of the last test, so a crash in one is a crash of that test."""
-    monkeypatch.setenv("DIE", "session")
-    dying.makepyfile(SUITE.replace("def test_plain():\n    pass\n", ""))
-    dying.runpytest_subprocess("--energy-report", "-n1", "-p", "dying")
-    found = by_test(read_report())
-    assert [record["status"] for record in found["test_a"]] == ["measured"]
-    (record,) = found["test_z"]
-    assert record["status"] == "crashed"
-    assert record["rounds"]
-
-
-@pytest.mark.slow
-def test_another_worker_continues_after_the_lease_holder_is_killed(
-    dying: pytest.Pytester, read_report: Read
-) -> None:
-    dying.makepyfile(
-        """
-        import os, time, pytest
-        @pytest.mark.parametrize("i", range(4))
-        def test_it(energy, i):
-            if i == 0:
-                os.kill(os.getpid(), 9)
-            energy(time.sleep, 0.01)
-        """
-    )
-    dying.runpytest_subprocess("--energy-report", "-n2")
-    states = [record["status"] for record in read_report()["records"]]
-    assert sorted(states) == ["crashed", "measured", "measured", "measured"]
