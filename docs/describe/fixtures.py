@@ -41,7 +41,7 @@ class Object(NamedTuple):
 
 PARAMETERS = (GenerationParams, ServeParams)
 OBJECTS = (
-    Object(Energy, ("__call__", "pedantic", "score", "metric", "extra_info"), called="energy"),
+    Object(Energy, ("__call__", "pedantic", "metric", "extra_info"), called="energy"),
     Object(Run, ("rounds", "metrics", "result")),
     Object(EnergyMeter, ("__call__", "begin", "end", "metric", "extra_info"), called="energy_meter"),
     Object(

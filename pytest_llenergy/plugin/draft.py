@@ -12,10 +12,8 @@ import pytest
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.energy.window import Window
 from pytest_llenergy.measure.experiment import Experiment
-from pytest_llenergy.plugin.scoring import accuracy_metrics
 from pytest_llenergy.record.base import Status
 from pytest_llenergy.record.comparison import Comparison
-from pytest_llenergy.record.custom_metrics import ACCURACY
 from pytest_llenergy.record.load_curve import LoadCurve
 from pytest_llenergy.record.record import (
     BackendInfo,
@@ -63,8 +61,6 @@ class Draft:
     extra_info: dict[str, Any] = field(default_factory=dict)
     #: Custom metrics by name.
     custom: dict[str, tuple[Metric, CustomMetric]] = field(default_factory=dict)
-    #: What the measured call returned in the last round.
-    result: Any = None
     #: Digests of the outputs of greedy work (``Record.outputs``).
     outputs: list[str] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
@@ -87,17 +83,6 @@ class Draft:
         """Keep what ``energy`` has measured, which is about to raise, unless an earlier call got further."""
         if self.unfinished is None or len(experiment.rounds) >= len(self.unfinished.rounds):
             self.unfinished = experiment
-
-    def add_scores(self, scores: Sequence[float]) -> float:
-        """Add accuracy, and accuracy per joule, from the score of each output; return the accuracy.
-
-        Raises:
-            LLEnergyError: A score is not a number from 0 to 1, or no score was given.
-        """
-        energy = self.experiment.metrics["energy_j"] if self.experiment is not None else None
-        found = accuracy_metrics(scores, energy)
-        self.custom |= found
-        return found[ACCURACY][0].value or 0.0
 
     def forget_ranks(self) -> None:
         """Remove the description of ranks, since the measured code runs in pytest's own process."""

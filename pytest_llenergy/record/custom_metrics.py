@@ -24,7 +24,7 @@ from pytest_llenergy.record.record import CustomMetric, Metric, Record
 from pytest_llenergy.record.round_statistics import half_student
 from pytest_llenergy.record.text import one_line, shorten
 
-#: Names of the metrics of scores, which the plugin itself adds.
+#: Names of custom metrics about the quality of outputs, which comparisons know.
 ACCURACY, PER_JOULE = "accuracy", "accuracy_per_joule"
 
 #: Names of custom metrics: they become columns, keys of JSON and arguments of options.

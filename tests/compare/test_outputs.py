@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -11,8 +12,8 @@ import pytest
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.compare.rule import DEFAULT_RULE
-from pytest_llenergy.plugin.scoring import accuracy_metrics
 from pytest_llenergy.record.comparison import Comparison
+from pytest_llenergy.record.custom_metrics import make_metric
 from pytest_llenergy.record.outputs import digest_outputs
 from pytest_llenergy.record.record import BackendInfo, Record
 
@@ -32,8 +33,14 @@ def generated(tokens: list[int] | None, factor: float = 1.0, **changes: Any) -> 
 
 
 def scored(record: Record, *scores: float) -> Record:
-    exact = msgspec.structs.replace(record.metrics["energy_j"], uncertainty_absolute=0.01)
-    found = accuracy_metrics(scores, exact)
+    energy_j = record.metrics["energy_j"].value
+    assert energy_j is not None
+    found = {
+        "accuracy": make_metric("accuracy", scores, unit="1", better="more"),
+        "accuracy_per_joule": make_metric(
+            "accuracy_per_joule", fmean(scores) / energy_j, unit="1/J", better="more", uncertainty=0.001
+        ),
+    }
     metrics = {**record.metrics, **{name: metric for name, (metric, _) in found.items()}}
     return msgspec.structs.replace(
         record, metrics=metrics, custom={n: each for n, (_, each) in found.items()}
