@@ -19,7 +19,7 @@ from pytest_llenergy.devices.board_settings import (
 )
 from pytest_llenergy.devices.lease import CPU, DeviceLock, Lease
 from pytest_llenergy.devices.lockdir import open_lock_directory
-from pytest_llenergy.devices.occupancy import wait_until_free
+from pytest_llenergy.devices.occupancy import find_own_boards, wait_until_free
 from pytest_llenergy.devices.request import GpuRequest
 from pytest_llenergy.errors import DeviceError, PlanError
 from pytest_llenergy.plugin.draft import Draft, draft_of
@@ -27,6 +27,7 @@ from pytest_llenergy.plugin.plan import plan_of, runs_in_ranks
 from pytest_llenergy.plugin.session import RunState, state_of
 from pytest_llenergy.plugin.stash import ISOLATED, is_worker, uses_energy
 from pytest_llenergy.plugin.visibility import restrict_this_process, watch_visibility
+from pytest_llenergy.record.record import Flag
 
 
 @contextmanager
@@ -235,6 +236,17 @@ def _wait_until_free(lease: Lease, state: RunState, draft: Draft, show: Callable
         if settings.busy == "skip":
             pytest.skip(occupancy.message)
         raise DeviceError(occupancy.message)
+    if state.worker_gpus is not None and draft.in_process:
+        draft.flags += _find_contexts(lease)
+
+
+def _find_contexts(lease: Lease) -> list[Flag]:
+    """Return a flag if earlier tests of this process have opened GPUs that a test does not measure."""
+    others = find_own_boards() - {*lease.uuids, *lease.divided}
+    detail = (
+        f"{', '.join(sorted(others))}: pytest's process has a context there, which this test does not measure"
+    )
+    return [Flag(name="gpu-processes", severity="warning", detail=detail)] if others else []
 
 
 def lease_first(item: pytest.Function, fixture: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ..nvml_sim import Board, World
 from ..nvml_sim.fixtures import Give
+from ..ranks.no_torch import without_torch
 
 Read = Callable[..., dict[str, Any]]
 
@@ -104,3 +105,31 @@ def test_a_context_on_another_gpu_than_the_leased_one_is_an_error(
             "*DeviceError: this process uses GPU-b, but the test has leased GPU-a; *",
         ]
     )
+
+
+def test_contexts_on_the_gpus_of_the_process_are_noted(
+    pytester: pytest.Pytester, world: World, monkeypatch: pytest.MonkeyPatch, read_report: Read
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]), prepend=os.pathsep)
+    without_torch(pytester.path)
+    source = WITH_CUDA + (
+        "@pytest.mark.gpus(1)\ndef test_clean(energy): energy(time.sleep, 0.1)\n"
+        "@pytest.mark.gpus(1)\ndef test_plain():\n    global file\n    file = use(0)\n"
+        "@pytest.mark.gpus(1)\ndef test_ranks(energy): energy(time.sleep, 0.1)\n"
+        "@pytest.mark.gpus(2)\ndef test_both():\n    use(0), use(1)\n"
+        "@pytest.mark.gpus(1)\ndef test_first(energy_meter):\n    with energy_meter('nap'): time.sleep(0.3)\n"
+    )
+    run(pytester, source, "--energy-worker-gpus=2").assert_outcomes(passed=5)
+    found = {
+        record["id"].rpartition("::")[2]: [
+            (flag["severity"], flag["detail"].partition(":")[0])
+            for flag in record["flags"]
+            if flag["name"] == "gpu-processes"
+        ]
+        for record in read_report()["records"]
+    }
+    assert found == {
+        "test_clean": [],
+        "test_ranks": [],
+        "test_first": [("warning", "GPU-b")],
+    }
