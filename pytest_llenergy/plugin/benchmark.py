@@ -34,7 +34,7 @@ from pytest_llenergy.plugin.stash import BENCHMARK, CONTEXT, MEASURING, is_worke
 from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.record import kind_of_energy
 
-NOT_CALLED = "the test requests the fixture benchmark but did not call it"
+NOT_CALLED = "the fixture benchmark was not called, or is not that of pytest-benchmark"
 OFF_IN_WORKERS = (
     "pytest-benchmark turns itself off under pytest-xdist, so the test ran once, untimed; benchmarks are "
     "measured in a run without workers (-n0)"
@@ -114,11 +114,13 @@ class Benchmarks:
 
     def _instrument(self, fixture: Any, request: pytest.FixtureRequest) -> None:
         item = request.node
-        if not (self._measures(item) and uses_fixture(item, BENCHMARK) and _is_pytest_benchmarks(fixture)):
+        if not (self._measures(item) and uses_fixture(item, BENCHMARK)) or uses_fixture(item, MEASURING):
             return
-        if uses_fixture(item, MEASURING):
-            return
-        if fixture.enabled:
+        if not _is_pytest_benchmarks(fixture):
+            # A gate must not pass unchecked.
+            if plan_of(item).gate is not None:
+                self._start_record(request, NOT_CALLED)
+        elif fixture.enabled:
             # Done now, since it would come between the test's own set-up and the first call.
             self._start_record(request, NOT_CALLED)
             instrument(fixture, request.getfixturevalue(CONTEXT), self._open_meters)

@@ -34,11 +34,10 @@ from pytest_llenergy.devices.environment import collect_environment
 from pytest_llenergy.plugin.baseline import StoredBaseline, baseline_of, is_skipped
 from pytest_llenergy.plugin.session import state_of
 from pytest_llenergy.plugin.settings import settings_of
-from pytest_llenergy.record.base import Primitive
 from pytest_llenergy.record.comparison import Comparison
 from pytest_llenergy.record.defaults import HISTORY
 from pytest_llenergy.record.environment import Environment
-from pytest_llenergy.record.record import BackendInfo, Record
+from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import count_tests, escape_surrogates
 
 NO_BASELINE = "no baseline was given (--energy-compare)"
@@ -106,16 +105,9 @@ def gating_of(config: pytest.Config) -> Gating:
 
 
 def _as_stored(record: Record) -> Record:
-    """Convert names and parameters as writing a report would, so that equal ones compare equal."""
-    backend = record.backend
-    return msgspec.structs.replace(
-        record,
-        id=escape_surrogates(record.id),
-        params=msgspec.json.decode(
-            msgspec.json.encode(escape_surrogates(record.params)), type=dict[str, Primitive]
-        ),
-        backend=msgspec.json.decode(msgspec.json.encode(backend), type=BackendInfo) if backend else None,
-    )
+    """Convert a record as writing a report would, so that equal names and parameters compare equal."""
+    primitives = escape_surrogates(msgspec.to_builtins(record))
+    return msgspec.json.decode(msgspec.json.encode(primitives), type=Record)
 
 
 def _ungated(record: Record, criterion: Criterion) -> Comparison:
