@@ -61,15 +61,16 @@ def useful_workers(config: pytest.Config) -> int | None:
     A test on the CPU has the host to itself. If the GPUs cannot be counted, one worker starts.
 
     Returns:
-        None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs, and if
-        ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
+        None, which leaves the number to xdist, for a run that neither keeps a report nor binds GPUs or runs
+        no test, and if ``PYTEST_XDIST_AUTO_NUM_WORKERS`` is set.
 
     Raises:
         pytest.UsageError: An option has an invalid value. xdist calls this before ``pytest_configure``.
     """
     settings = read_settings(config)
+    no_tests = any(config.getoption(name, default=False) for name in OPTIONS_WITHOUT_TESTS)
     uses_gpus = settings.keeps_something or settings.worker_gpus is not None
-    if not uses_gpus or os.environ.get(AUTO_WORKERS_VARIABLE):
+    if not uses_gpus or no_tests or os.environ.get(AUTO_WORKERS_VARIABLE):
         return None
     from pytest_llenergy.devices.allocation import count_leasable
     from pytest_llenergy.errors import DeviceError
