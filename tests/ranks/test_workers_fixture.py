@@ -120,7 +120,7 @@ def test_invalid_calls_are_reported_in_one_line_with_their_place(pytester: pytes
             "test_odd.py:3: in test_nan",
             *["PlanError: workers: a call of this function only makes a coroutine or generator; give *"] * 3,
             "WorkerError: workers: id and what it uses * (TypeError: *_thread.lock*); create it in the *",
-            "WorkerError: workers: test_fixture* cannot be sent to the ranks (TypeError: *",
+            "WorkerError: workers: test_fixture* cannot be sent to the ranks (*",
             "WorkerError: rank 0 of 1 (cpu, pid *): Mute: <exception str() failed>",
             "WorkerError: rank 0 of 1 (cpu, pid *): was killed by signal 40",
         ]
