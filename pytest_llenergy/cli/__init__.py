@@ -55,13 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _replace_closed_streams()
     use_encodable_streams()
     parser = build_parser()
-    words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["report"] and "--sort" in words[:-1]:
-        # argparse takes -energy_j for an option.
-        place = words.index("--sort")
-        words[place : place + 2] = [f"--sort={words[place + 1]}"]
     try:
-        args = parser.parse_args(words)
+        args = parser.parse_args(argv)
     except SystemExit:
         # Help and version are printed already, unless their reader has gone.
         try:

@@ -8,13 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Literal, get_args
 
 from pytest_llenergy.cli.console import add_output
-from pytest_llenergy.errors import PlanError
 from pytest_llenergy.options.table import option_row
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
     from pytest_llenergy.record.report import Report
-    from pytest_llenergy.report.layout import Layout
 
 
 Format = Literal["text", "markdown", "html"]
@@ -31,19 +29,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", help="a report or a journal: a saved name or a file")
     add_output(parser, get_args(Format))
     option_row("columns").add_argument(parser)
-    parser.add_argument(
-        "--sort",
-        metavar="KEY",
-        help="sort by a metric, or by -METRIC for the largest first (default: in the order of the run)",
-    )
-    parser.add_argument(
-        "-v",
-        "--verbose",
-        dest="verbosity",
-        action="count",
-        default=0,
-        help="show rounds; -vv: also flags and uncertainty",
-    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show rounds, all notes and times")
     parser.set_defaults(run=run)
 
 
@@ -71,7 +57,9 @@ def _render(report: Report, args: argparse.Namespace) -> str:
         from pytest_llenergy.report.html.page import render_report
 
         return render_report(report).removesuffix("\n")
-    layout = _parse_layout(args)
+    from pytest_llenergy.report.layout import Layout
+
+    layout = Layout(option_row("columns").read_argument(args.columns) or ())
     if args.format == "markdown":
         from pytest_llenergy.report.markdown import render_run_markdown
 
@@ -85,16 +73,6 @@ def _render(report: Report, args: argparse.Namespace) -> str:
     width = shutil.get_terminal_size().columns
     color = args.output is None and wants_color()
     text = render_summary(
-        report.records, width, color=color, layout=layout, verbosity=args.verbosity, with_failures=True
+        report.records, width, color=color, layout=layout, verbose=args.verbose, with_failures=True
     )
     return text if report.run.complete else f"{text}\nincomplete: the run did not finish"
-
-
-def _parse_layout(args: argparse.Namespace) -> Layout:
-    from pytest_llenergy.report.layout import Layout, parse_sort
-
-    columns = option_row("columns").read_argument(args.columns)
-    try:
-        return Layout(columns or (), "" if args.sort is None else parse_sort(args.sort))
-    except ValueError as error:
-        raise PlanError(f"--sort={args.sort}: {error}") from None

@@ -275,9 +275,8 @@ class Controller:
             writer.fullwidth,
             color=writer.hasmarkup,
             layout=self._settings.layout,
-            verbosity=self._config.get_verbosity(),
+            verbose=self._config.get_verbosity() > 0,
             notes=[f"{earlier} earlier attempt{'' if earlier == 1 else 's'} not shown"] if earlier else [],
-            with_times=self._config.getoption("durations", None) is not None,
         )
         if text:
             terminalreporter.section("energy")

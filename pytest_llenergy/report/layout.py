@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pytest_llenergy.record.custom_metrics import custom_metrics_of, is_custom_name
-from pytest_llenergy.record.metrics import METRIC_NAMES
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.report.columns import (
     COLUMNS,
@@ -28,16 +26,12 @@ REQUESTS = ("energy_per_request_p50_j", "energy_per_request_p90_j")
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of the summary.
+    """Layout of the summary: the names of its columns.
 
-    Attributes:
-        columns: Names of columns. Empty: the main ones; meter, device and number types where they differ;
-            custom metrics that have a value.
-        sort: A metric, with ``-`` in front for descending order. Empty: the order of the run.
+    Empty: the main ones; meter, device and number types where they differ; custom metrics that have a value.
     """
 
     columns: tuple[str, ...] = ()
-    sort: str = ""
 
     def columns_of(self, records: Sequence[Record]) -> list[Column[Record]]:
         """Return the columns for the records of a run, the most important first."""
@@ -60,12 +54,11 @@ class Layout:
 
     def rows(self, records: Sequence[Record]) -> list[tuple[str, str, Record]]:
         """Return heading and label of each row: several tests of a function are together, under its name."""
-        records = self._sort([each for each in records if has_values(each)])
+        records = [each for each in records if has_values(each)]
         names = unique_function_names(record.id for record in records)
         functions: dict[str, list[Record]] = {}
         for record in records:
-            # The order by a metric is kept.
-            functions.setdefault(record.id if self.sort else names[record.id], []).append(record)
+            functions.setdefault(names[record.id], []).append(record)
         params = params_labels(records, names)
         rows = []
         for first, *others in functions.values():
@@ -75,16 +68,6 @@ class Layout:
             for number, record in enumerate([first, *others] if others else []):
                 rows.append((name * (not number), f"  {params[record.id] or name}", record))
         return rows
-
-    def _sort(self, records: Sequence[Record]) -> Sequence[Record]:
-        if not self.sort:
-            return records
-        # Records without a value come last in either order.
-        word, sign = self.sort.removeprefix("-"), -1.0 if self.sort.startswith("-") else 1.0
-        return sorted(
-            records,
-            key=lambda record: math.inf if (value := record.value_of(word)) is None else sign * value,
-        )
 
 
 DEFAULT_LAYOUT = Layout()
@@ -109,19 +92,7 @@ def parse_columns(text: str) -> tuple[str, ...]:
     words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     if not words:
         raise ValueError("no name given")
-    _check_names(words, COLUMNS)
-    return words
-
-
-def parse_sort(text: str) -> str:
-    """Parse ``--sort`` of ``llenergy report``, or raise ``ValueError`` for a name that no metric can have."""
-    word = text.strip()
-    more = "; with - before it the largest comes first"
-    _check_names([word.removeprefix("-")], METRIC_NAMES, more)
-    return word
-
-
-def _check_names(words: Sequence[str], known: Collection[str], more: str = "") -> None:
-    unknown = [word for word in words if word not in known and not is_custom_name(word)]
+    unknown = [word for word in words if word not in COLUMNS and not is_custom_name(word)]
     if unknown:
-        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}{more}")
+        raise ValueError(f"unknown: {', '.join(unknown)}; known: {', '.join(COLUMNS)}")
+    return words

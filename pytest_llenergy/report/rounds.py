@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from pytest_llenergy.record.quantity import format_energy, format_quantity, format_scaled, scale_of
+from pytest_llenergy.record.quantity import format_quantity, format_scaled, scale_of
 from pytest_llenergy.record.record import LOCALHOST, Record, Round, host_of
 from pytest_llenergy.report.text_tables import Column, value_column, with_values
-
-#: Parts of a round's uncertainty, by cause.
-TERMS = ("edges", "outside", "resolution", "coverage", "clock")
 
 
 def round_columns(record: Record) -> list[Column[Round]]:
@@ -42,18 +38,6 @@ def round_columns(record: Record) -> list[Column[Round]]:
 
 def _flag_names(each: Round) -> str:
     return ",".join(dict.fromkeys(flag.name for flag in each.flags)) or "-"
-
-
-def term_columns(rounds: Sequence[Round]) -> list[Column[Round]]:
-    """Return the uncertainty by cause. Clocks add nothing where one host was measured."""
-    clocks_differ = any(each.terms is not None and each.terms.clock_j for each in rounds)
-    return [_term_column(name) for name in TERMS if name != "clock" or clocks_differ]
-
-
-def _term_column(name: str) -> Column[Round]:
-    return Column(
-        name, lambda each: "-" if each.terms is None else format_energy(getattr(each.terms, f"{name}_j"))
-    )
 
 
 def describe_host_energy(round_: Round, host: str) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.record.record import Flag, Record, Times
+from pytest_llenergy.record.record import Record, Times
 from pytest_llenergy.record.text import one_line, short_test_name
 from pytest_llenergy.report.columns import UNKNOWN, format_window_energy, number_types, scales_differ
 from pytest_llenergy.report.layout import Layout
 from pytest_llenergy.report.loads import describe_curve, describe_failure, load_columns
 from pytest_llenergy.report.names import record_labels
 from pytest_llenergy.report.notes import list_missing, list_notes
-from pytest_llenergy.report.rounds import round_columns, term_columns
+from pytest_llenergy.report.rounds import round_columns
 from pytest_llenergy.report.text_tables import Table, value_column
 
 #: Style of a line about a flag, by severity.
@@ -41,24 +41,22 @@ def summarize(
     layout: Layout,
     *,
     brief: bool,
-    verbosity: int = 0,
+    with_rounds: bool = False,
     notes: Sequence[str] = (),
-    with_times: bool = False,
     with_failures: bool = True,
 ) -> Iterator[Part]:
     """Yield the table of measured tests, then windows, loads, tests without a result, and notes.
 
-    If ``brief``, what exceeds a few lines is only counted. ``verbosity`` 1 adds the rounds of each test, 2
-    also their flags and uncertainty by cause, and ``with_times`` where the time went. ``notes`` are about
-    the run.
+    If ``brief``, what exceeds a few lines is only counted. ``with_rounds`` adds the rounds of each test, and
+    where the time went. ``notes`` are about the run.
     """
     labels, absolute = record_labels(records), scales_differ(records)
     if rows := layout.rows(records):
         groups, names, shown = zip(*rows, strict=True)
         full_names = [_with_status(name, record) for name, record in zip(names, shown, strict=True)]
         yield Table("test", full_names, layout.columns_of(records), shown, groups)
-        for record in shown if verbosity > 0 else ():
-            yield from _summarize_rounds(record, labels[record.id], with_terms=verbosity > 1)
+        for record in shown if with_rounds else ():
+            yield from _summarize_rounds(record, labels[record.id])
     for record in records:
         yield from _summarize_windows(
             record, MAX_WINDOWS if brief else len(record.windows), absolute=absolute
@@ -71,7 +69,7 @@ def summarize(
                 yield Table("sent/s", rates, load_columns(curve), points)
             if (failure := describe_failure(curve)) is not None:
                 yield Line(failure)
-    if with_times:
+    if with_rounds:
         yield from _summarize_times([each for each in records if each.times is not None])
     missing = list_missing(records)
     for status, tests, reason in missing:
@@ -94,7 +92,7 @@ def _with_status(label: str, record: Record) -> str:
     return label if record.counts else f"{label} ({record.status})"
 
 
-def _summarize_rounds(record: Record, name: str, *, with_terms: bool) -> Iterator[Part]:
+def _summarize_rounds(record: Record, name: str) -> Iterator[Part]:
     rounds = record.rounds
     if not rounds:
         return
@@ -103,17 +101,6 @@ def _summarize_rounds(record: Record, name: str, *, with_terms: bool) -> Iterato
     yield Line(f"{_describe_procedure(record)}{more}", "bold", name)
     numbers = [str(number) for number in range(1, len(rounds) + 1)]
     yield Table("round", numbers, round_columns(record), rounds)
-    if not with_terms:
-        return
-    yield Table("round", numbers, term_columns(rounds), rounds)
-    flags: dict[Flag, list[str]] = {}
-    for number, round_ in zip(numbers, rounds, strict=True):
-        for flag in round_.flags:
-            flags.setdefault(flag, []).append(number)
-    for flag, found in flags.items():
-        where = f"round{'s' if len(found) > 1 else ''} {', '.join(found)}"
-        text = one_line(f"{where}: {flag.name} ({flag.severity}): {flag.detail}")
-        yield Line(text, SEVERITY_STYLES.get(flag.severity, ""))
 
 
 def _describe_procedure(record: Record) -> str:

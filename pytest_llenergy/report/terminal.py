@@ -20,28 +20,21 @@ def render_summary(
     *,
     color: bool,
     layout: Layout = DEFAULT_LAYOUT,
-    verbosity: int = 0,
+    verbose: bool = False,
     notes: Sequence[str] = (),
-    with_times: bool = False,
     with_failures: bool = False,
 ) -> str:
     """Render measured tests as a table, and the others as lines with their reasons; see ``summarize``.
 
-    ``verbosity`` 1 also shows all notes and where the time went. ``with_failures`` lists failed tests, which
-    pytest itself reports at the end of a run.
+    With ``verbose``, also all notes, the rounds, and where the time went. ``with_failures`` lists failed
+    tests, which pytest itself reports at the end of a run.
     """
-    screen, is_brief = Screen(width, color=color), verbosity <= 0
+    screen = Screen(width, color=color)
     for part in summarize(
-        records,
-        layout,
-        brief=is_brief,
-        verbosity=verbosity,
-        notes=notes,
-        with_times=with_times or not is_brief,
-        with_failures=with_failures,
+        records, layout, brief=not verbose, with_rounds=verbose, notes=notes, with_failures=with_failures
     ):
         if isinstance(part, Table):
-            screen.table(part, NAME_SHARE, with_all=bool(layout.columns) or not is_brief)
+            screen.table(part, NAME_SHARE, with_all=bool(layout.columns) or verbose)
             continue
         screen.line(f"{part.name}: {part.text}" if part.name else part.text, part.style)
     return screen.text
