@@ -52,7 +52,7 @@ mapfile -t command <<<"$command"
 status=0
 llenergy ab "${arguments[@]}" -- "${command[@]}" || status=$?
 if [[ -s $OUT/energy.json ]]; then
-    for format in markdown html ${FORMATS:-}; do
+    for format in markdown html; do
         # The exit code of the comparison is known already.
         llenergy compare "$OUT/energy.json" --format "$format" \
             --output "$OUT/energy.$format" || true

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest_llenergy.record.report import PairedReport, Report
 
 
-Format = Literal["text", "markdown", "json", "github", "junit", "html"]
+Format = Literal["text", "markdown", "json", "github", "html"]
 
-FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "junit", "html")
+FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "html")
 
 
 def add_comparison_options(parser: argparse.ArgumentParser) -> None:
@@ -95,10 +95,6 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
 
         append_comparison_summary(compared, CommentContext(result.pairs))
         return render_workflow_commands(compared)
-    if form == "junit":
-        from pytest_llenergy.report.ci import render_junit
-
-        return render_junit(compared)
     from pytest_llenergy.record.text import one_line
     from pytest_llenergy.report.verdicts import render_verdicts
 

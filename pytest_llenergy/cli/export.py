@@ -7,7 +7,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_output, print_data, write_output
-from pytest_llenergy.report.export import TARGETS, WITH_SIDES
+from pytest_llenergy.report.export import TARGETS
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -23,35 +23,22 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "file", metavar="FILE", help="a report, a journal or a file of llenergy ab: a saved name or a file"
     )
-    parser.add_argument(
-        "--side",
-        choices=("base", "head"),
-        help="side of a file of llenergy ab (default: both if the format has sides, else head)",
-    )
     add_output(parser, TARGETS, default=None)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
-    from pytest_llenergy.errors import PlanError
     from pytest_llenergy.record.report import PairedReport
-    from pytest_llenergy.report.export import ExportSide, export_report
+    from pytest_llenergy.report.export import export_report
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report_or_paired
 
     path = locate(args.file)
     if args.output is not None:
         check_not_overwritten(args.output, [path])
-    report = read_report_or_paired(path)
-    if isinstance(report, PairedReport):
-        sides = [ExportSide("base", report.base), ExportSide("head", report.head)]
-        wanted = args.side or (None if args.format in WITH_SIDES else "head")
-        sides = [side for side in sides if wanted in (None, side.name)]
-    elif args.side:
-        raise PlanError(f"--side={args.side}: {path} holds one run, without sides")
-    else:
-        sides = [ExportSide("", report)]
+    found = read_report_or_paired(path)
+    sides = {"base": found.base, "head": found.head} if isinstance(found, PairedReport) else {"": found}
     text = export_report(sides, args.format)
     if args.output is None:
         print_data(text, end="")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats of CI systems: GitHub annotations and step summaries, and JUnit XML."""
+"""Formats of CI systems: GitHub annotations and step summaries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison, Verdict
-from pytest_llenergy.record.text import escape_invisible, escape_lines, one_line, short_test_name
+from pytest_llenergy.record.comparison import VERDICTS, ComparedReports, Comparison
+from pytest_llenergy.record.text import escape_invisible, one_line, short_test_name
 from pytest_llenergy.report.pr_comment import MAX_COMMENT_BYTES, CommentContext, render_comment
 from pytest_llenergy.report.verdicts import (
     failing_verdicts,
@@ -33,18 +32,6 @@ MAX_ANNOTATIONS = 10
 
 #: GitHub's limit for the summary of a step.
 MAX_SUMMARY_BYTES = 1024 * 1024
-
-#: Result of the test case by verdict; those of other verdicts are skipped.
-JUNIT_OUTCOMES: dict[Verdict, str] = {
-    "regressed": "failure",
-    "not comparable": "error",
-    "invalid": "error",
-    "improved": "passed",
-    "unchanged": "passed",
-}
-
-#: Facts of a comparison that are properties of its test case, unrounded.
-JUNIT_FACTS = ("metric", "verdict", "unit", "ratio", "low", "high", "base", "head", "noise", "kind")
 
 
 def render_workflow_commands(compared: ComparedReports) -> str:
@@ -117,44 +104,3 @@ def _append_to_summary(render: Callable[[int], str]) -> None:
             file.write(render(MAX_SUMMARY_BYTES - file.tell()))
     except OSError as error:
         raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
-
-
-def render_junit(compared: ComparedReports) -> str:
-    """Render one JUnit test case per comparison. What a gate would fail is skipped without one."""
-    failing = failing_verdicts(compared)
-    outcomes = [_outcome(each, failing) for each in compared.comparisons]
-    numbers = {"name": "llenergy", "tests": str(len(outcomes))}
-    for name, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        numbers[name] = str(outcomes.count(outcome))
-    root = ElementTree.Element("testsuites", numbers)
-    suite = ElementTree.SubElement(root, "testsuite", numbers)
-    for comparison, outcome in zip(compared.comparisons, outcomes, strict=True):
-        _add_case(suite, comparison, outcome)
-    ElementTree.indent(root)
-    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
-
-
-def _outcome(comparison: Comparison, failing: set[Verdict]) -> str:
-    outcome = JUNIT_OUTCOMES.get(comparison.verdict, "skipped")
-    if comparison.verdict in failing and outcome == "skipped":
-        outcome = "error"
-    return "skipped" if outcome in ("error", "failure") and not comparison.gated else outcome
-
-
-def _add_case(suite: ElementTree.Element, comparison: Comparison, outcome: str) -> None:
-    path, bracket, params = comparison.id.partition("[")
-    file, *classes, function = path.split("::") if "::" in path else ("", path)
-    classname = ".".join([file.removesuffix(".py").replace("/", "."), *classes])
-    name = f"{function}{bracket}{params} {comparison.metric}"
-    about = {"classname": escape_lines(classname), "name": escape_lines(name)}
-    case = ElementTree.SubElement(suite, "testcase", about)
-    properties = ElementTree.SubElement(case, "properties")
-    for fact in JUNIT_FACTS:
-        if (value := getattr(comparison, fact)) is not None:
-            about = {"name": f"llenergy.{fact}", "value": escape_lines(str(value))}
-            ElementTree.SubElement(properties, "property", about)
-    if outcome != "passed":
-        about = {"message": escape_lines(f"{comparison.metric} {comparison.verdict}: {comparison.reason}")}
-        if outcome != "skipped":
-            about["type"] = f"llenergy.{comparison.verdict.replace(' ', '_')}"
-        ElementTree.SubElement(case, outcome, about).text = escape_lines("\n".join(comparison.notes)) or None

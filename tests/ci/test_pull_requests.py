@@ -68,9 +68,7 @@ class Clone:
 def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     clone = Clone(tmp_path, each=11.0)
     summary = tmp_path / "summary.md"
-    done = clone.action(
-        FAIL_ON="\nenergy_j:3%\n", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary), FORMATS="junit"
-    )
+    done = clone.action(FAIL_ON="\nenergy_j:3%\n", GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary))
     assert done.returncode == 1, done.stderr
     assert f"base {clone.begun[:10]} ({clone.main}...{clone.head}), head {clone.head[:10]}" in done.stderr
     (comparison,) = clone.paired().compared.comparisons
@@ -83,7 +81,7 @@ def test_the_branch_is_compared_with_its_merge_base(tmp_path: Path) -> None:
     assert summary.read_text().startswith(title)
     assert " · 4 pairs · " in summary.read_text()
     names = {path.name for path in clone.out.iterdir()}
-    assert names == {"energy.json", "energy.markdown", "energy.html", "energy.junit"}
+    assert names == {"energy.json", "energy.markdown", "energy.html"}
 
 
 @pytest.mark.slow
@@ -186,7 +184,7 @@ def test_the_gitlab_job_compares_with_the_merge_base(tmp_path: Path) -> None:
     (comparison,) = read_paired_report(clone.path / "energy.json").compared.comparisons
     assert comparison.verdict == "regressed"
     names = {path.name for path in clone.path.glob("energy.*")}
-    assert names == {"energy.json", "energy.html", "energy.markdown", "energy.junit"}
+    assert names == {"energy.json", "energy.html", "energy.markdown"}
     assert json.loads((clone.path / "energy.json").read_text())["compared"]
 
 

@@ -7,11 +7,9 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
 
 from pytest_llenergy.cli import main
 from pytest_llenergy.compare.metrics import METRICS
@@ -25,7 +23,6 @@ from pytest_llenergy.record.report import (
     encode_paired_report,
     encode_report,
 )
-from pytest_llenergy.report.export import openmetrics_gauge
 from pytest_llenergy.report.store import Journal
 
 from ..compare.runs import TEST, record_of, report_of, scaled
@@ -41,11 +38,11 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def export(report: Report | PairedReport, target: str, *options: str) -> str:
+def export(report: Report | PairedReport, target: str) -> str:
     """What the command writes into a file."""
     data = encode_paired_report(report) if isinstance(report, PairedReport) else encode_report(report)
     Path("in.json").write_bytes(data)
-    assert main(["export", "in.json", "--format", target, "-o", "out", *options]) == 0
+    assert main(["export", "in.json", "--format", target, "-o", "out"]) == 0
     return Path("out").read_bytes().decode()
 
 
@@ -75,33 +72,6 @@ class TestAction:
         assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
         # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
         assert {each["unit"] for each in entries} == {"J", "J/token", "J/request", "W", "s"}
-
-
-class TestOpenMetrics:
-    def read(self, text: str) -> dict[str, Any]:
-        assert text.endswith("# EOF\n")
-        return {family.name: family for family in parse(text)}
-
-    def test_the_reference_parser_reads_it(self) -> None:
-        families = self.read(export(report_of(record_of(), LOST, GONE), "openmetrics"))
-        family = families["llenergy_energy_per_output_token_joules"]
-        assert (family.type, family.unit) == ("gauge", "joules")
-        (sample,) = family.samples
-        assert sample.value == pytest.approx(10.005 / 16)
-        assert sample.labels["test"] == TEST
-        assert (sample.labels["kind"], sample.labels["commit"]) == ("measured", "abc")
-        assert len(sample.labels["device"]) == 12
-        assert len(families["llenergy_duration_seconds"].samples) == 2
-        assert families["llenergy_energy_uncertainty_joules"].samples[0].value > 0
-        assert "llenergy_peak_memory_bytes" not in families
-
-    def test_every_metric_has_a_gauge(self) -> None:
-        assert len({openmetrics_gauge(metric) for metric in METRICS}) == len(METRICS)
-
-    def test_both_sides_of_a_paired_file_are_exported(self) -> None:
-        families = self.read(export(paired(), "openmetrics"))
-        sides = {each.labels["side"]: each.value for each in families["llenergy_energy_joules"].samples}
-        assert sides == pytest.approx({"base": 5.0, "head": 5.5}, rel=1e-3)
 
 
 class TestCsv:
@@ -138,13 +108,13 @@ class TestFiles:
         assert main(["export", "energy.x.journal.jsonl", "--format=csv"]) == 0
         assert TEST in capsys.readouterr().out
 
-    @pytest.mark.parametrize(("options", "joules"), [((), 5.5), (("--side=base",), 5.0)])
-    def test_the_head_of_a_paired_file_is_exported_by_default(
-        self, options: tuple[str, ...], joules: float
-    ) -> None:
-        entries = json.loads(export(paired(), "github-action-benchmark", *options))
+    def test_both_sides_of_a_paired_file_are_exported_or_the_head(self) -> None:
+        entries = json.loads(export(paired(), "github-action-benchmark"))
         found = {each["name"].partition(" ")[2]: each["value"] for each in entries}
-        assert found["energy_j"] == pytest.approx(joules, rel=1e-3)
+        assert found["energy_j"] == pytest.approx(5.5, rel=1e-3)
+        rows = csv.DictReader(io.StringIO(export(paired(), "csv"), newline=""))
+        sides = {row["side"]: float(row["value"]) for row in rows if row["metric"] == "energy_j"}
+        assert sides == pytest.approx({"base": 5.0, "head": 5.5}, rel=1e-3)
 
     def test_a_failed_test_has_no_figures_unless_only_its_gate_failed(self) -> None:
         failed = msgspec.structs.replace(record_of(), status="failed")
@@ -166,21 +136,6 @@ class TestCustomMetrics:
         ):
             record = add_metric(record, name, value, unit=unit, better=better)  # type: ignore[arg-type]
         return report_of(record)
-
-    def test_openmetrics_has_unit_and_direction_as_labels(self, report: Report) -> None:
-        families = {each.name: each for each in parse(export(report, "openmetrics"))}
-        samples = families["llenergy_custom_metric"].samples
-        assert [
-            (each.labels["metric"], each.labels.get("unit"), each.labels["better"]) for each in samples
-        ] == [
-            ("overlap_joules", "1", "more"),
-            ("latency", "ms", "less"),
-            ("LATENCY", '%/"é', "less"),
-        ]
-        assert [each.value for each in samples] == pytest.approx([0.6, 12.0, 3.0])
-        (u,) = families["llenergy_custom_metric_uncertainty"].samples
-        assert u.labels["metric"] == "overlap_joules"
-        assert "llenergy_energy_joules" in families
 
     def test_github_action_benchmark_has_what_is_better_the_smaller_it_is(self, report: Report) -> None:
         entries = json.loads(export(report, "github-action-benchmark"))

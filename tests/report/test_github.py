@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli import main
+from pytest_llenergy.cli.compare import ComparisonResult, render_comparison
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.record.comparison import ComparedReports
@@ -16,7 +17,7 @@ from pytest_llenergy.record.report import encode_report
 from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, workflow_command
 
 from ..compare.runs import UNSURE, record_of, report_of, scaled
-from .forms import shown
+from ..record.reports import REPORT
 from .test_pr_comment import compared, comparison
 
 NAMES = ("benchmarks/test_decode.py::test_a[8]", "benchmarks/test_decode.py::TestB::test_b")
@@ -29,6 +30,10 @@ def _outside_of_github(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def shown(compared: ComparedReports) -> str:
+    return render_comparison(ComparisonResult(compared, (REPORT, REPORT)), "github")
+
+
 def regressed() -> ComparedReports:
     base = report_of(*(record_of(name) for name in NAMES), record_of("t.py::few", UNSURE))
     head = report_of(
@@ -38,7 +43,7 @@ def regressed() -> ComparedReports:
 
 
 def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> None:
-    lines = shown(regressed(), "github").splitlines()
+    lines = shown(regressed()).splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["::error", "::error", "::warning", "energy:"]
     assert lines[0].startswith(
         "::error title=Energy%3A test_decode.py%3A%3ATestB%3A%3Atest_b +20.0%25,"
@@ -51,7 +56,7 @@ def test_regressions_are_errors_worst_first_and_the_rest_is_one_warning() -> Non
 
 @pytest.mark.parametrize("name", ["/etc/x.py::t", "../x.py::t", "x.txt::t", "t"])
 def test_files_outside_the_repository_are_not_named(name: str) -> None:
-    assert "file=" not in shown(compared(comparison(name, "regressed", gated=True)), "github")
+    assert "file=" not in shown(compared(comparison(name, "regressed", gated=True)))
 
 
 def test_values_are_escaped_as_the_toolkit_does() -> None:
@@ -64,7 +69,7 @@ def test_a_test_id_cannot_inject_a_workflow_command() -> None:
     hostile = comparison(
         "t.py::t[a\n::set-env name=X::y\r::stop-commands::z]", "regressed", reason="\n::x::", gated=True
     )
-    lines = re.split("[\r\n]", shown(compared(hostile), "github").rstrip("\n"))
+    lines = re.split("[\r\n]", shown(compared(hostile)).rstrip("\n"))
     assert [line.partition(" ")[0] for line in lines] == ["::error", "energy:"]
 
 
@@ -80,14 +85,14 @@ def test_invisible_characters_are_escaped_in_the_log() -> None:
         head=1.0,
         gated=True,
     )
-    text = shown(compared(found), "github")
+    text = shown(compared(found))
     assert all(each.isprintable() or each == "\n" for each in text)
     assert text.count("\\x1b") == 6
 
 
 def test_github_shows_ten_and_the_others_are_counted() -> None:
     many = [comparison(f"t.py::t[{i}]", "regressed", ratio=1 + i / 100, gated=True) for i in range(13)]
-    lines = shown(compared(*many), "github").splitlines()
+    lines = shown(compared(*many)).splitlines()
     assert [line.startswith("::error") for line in lines].count(True) == 10
     assert "t[12] +12.0%25" in lines[0]
     assert lines[10] == "::warning title=Energy::3 more regressed; see the summary"
@@ -117,7 +122,7 @@ def test_the_step_summary_stays_below_the_limit_of_github(
     summary = tmp_path / "summary.md"
     summary.write_bytes(b"x" * taken)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    shown(compared(*(comparison(f"t.py::t[{i}]", "regressed", gated=True) for i in range(20_000))), "github")
+    shown(compared(*(comparison(f"t.py::t[{i}]", "regressed", gated=True) for i in range(20_000))))
     text = summary.read_text()
     assert len(text.encode()) <= MAX_SUMMARY_BYTES
     assert text.count("🔴") >= message
