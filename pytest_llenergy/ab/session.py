@@ -23,6 +23,7 @@ from pytest_llenergy.ab.measured_command import MeasuredCommand
 from pytest_llenergy.errors import PlanError
 from pytest_llenergy.lifetime import ENDS_ALL, die_with_parent, module_command
 from pytest_llenergy.record.base import StoredStruct
+from pytest_llenergy.record.files import replace_file
 from pytest_llenergy.record.report import SideName, Source, encode_report
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -107,7 +108,7 @@ def run_session(
     environment = dict(side.environment)
     # The step summary of GitHub is for the whole comparison, not for each session.
     environment.pop("GITHUB_STEP_SUMMARY", None)
-    files.earlier.write_bytes(msgspec.json.encode(earlier))
+    replace_file(files.earlier, msgspec.json.encode(earlier))
     measured = side.measured
     if measured is None:
         shutil.copyfile(session_plugin.__file__, files.directory / f"{PLUGIN}.py")
@@ -131,9 +132,9 @@ def run_session(
         code = _run(side, words, {**environment, ENDS_ALL: "1"}, files.log, poll)
         if code == 0:
             report = measured.read_report(output, side.directory, before, side.source)
-            files.report.write_bytes(encode_report(report))
+            replace_file(files.report, encode_report(report))
             summary = Summary(failed=False, measured=True, stopped=False)
-            files.summary.write_bytes(msgspec.json.encode(summary))
+            replace_file(files.summary, msgspec.json.encode(summary))
     return code
 
 
