@@ -122,6 +122,15 @@ def test_intervals_are_drawn_where_the_changes_are() -> None:
     )
 
 
+def test_a_doubled_energy_is_drawn_where_it_is_however_wide_its_limits_are() -> None:
+    rows = [odd(id="t.py::a", ratio=2.5, low=1.1, high=1e9), odd(id="t.py::b", ratio=1.5, low=1.4, high=1.6)]
+    text = render_report(report_of(*(record_of(each.id, comparisons=[each]) for each in rows)))
+    chart = text.partition("<h3>Verdicts</h3>")[2].partition("</figure>")[0]
+    ticks = {name: float(x) for x, name in re.findall(r'<text x="([\d.]+)%"[^>]*>(-?\d+)</text>', chart)}
+    places = [float(x) for x in re.findall(r'<svg x="([\d.]+)%" y="26">', chart)]
+    assert places == pytest.approx([ticks["150"], ticks["50"]], abs=0.1)
+
+
 def test_every_round_of_both_sides_is_listed_with_its_flags() -> None:
     (first, *_) = pair_shown().split('<details class="test"')[1:]
     for side in ("base", "head"):

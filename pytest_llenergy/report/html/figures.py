@@ -15,7 +15,7 @@ from pytest_llenergy.record.text import one_line
 from pytest_llenergy.report.columns import backend_name, model_name, scales_differ
 from pytest_llenergy.report.html.axes import Axis, Chart, Key, Mark, Row, RowChart
 from pytest_llenergy.report.names import list_names, record_labels, unique_function_names
-from pytest_llenergy.report.verdicts import format_change, format_limits, format_value
+from pytest_llenergy.report.verdicts import LARGE, format_change, format_limits, format_value
 
 PER_TOKEN, PER_ITERATION, THROUGHPUT = "energy_per_output_token_j", "energy_j", "output_tokens_per_s"
 
@@ -180,11 +180,14 @@ def verdict_intervals(comparisons: Sequence[Comparison], anchors: Mapping[str, s
     shown, several = found[:MAX_ROWS], len({each.metric for each in found}) > 1
     if not shown:
         return []
+    # Limits that say little end at the edge of the axis, so that the changes have room.
+    most = max(100.0, *(1.2 * _percent(each.ratio) for each in shown))
     rows = []
     for name, each in zip(list_names([each.id for each in shown]), shown, strict=True):
         change, limits = format_change(each.ratio), f"({format_limits(each)})" * (each.low is not None)
         low, value, high = (
-            _percent(each.ratio if end is None else end) for end in (each.low, each.ratio, each.high)
+            min(_percent(each.ratio if end is None else end), most)
+            for end in (each.low, each.ratio, each.high)
         )
         label = f"{name}: {each.metric}" if several else name
         tip = f"{each.id}: {each.metric} {change} {limits}, {each.verdict}"
@@ -204,8 +207,8 @@ def verdict_intervals(comparisons: Sequence[Comparison], anchors: Mapping[str, s
 
 
 def _percent(ratio: float | None) -> float:
-    """Return a ratio as a change in percent; larger ones end at the edge of the axis."""
-    return min(max(100 * ((ratio or 0.0) - 1), -100.0), 100.0)
+    """Return a ratio as a change in percent; one that says only that it is large ends at the edge."""
+    return 100 * min(max((ratio or 0.0) - 1, -1.0), LARGE)
 
 
 def trend_chart(series: Series) -> list[Chart]:
