@@ -57,6 +57,6 @@ if [[ -s $OUT/energy.json ]]; then
         llenergy compare "$OUT/energy.json" --format "$format" \
             --output "$OUT/energy.$format" || true
     done
-    [[ -z ${GITHUB_ACTIONS:-} ]] || llenergy compare "$OUT/energy.json" --format github || true
+    [[ -z ${GITHUB_STEP_SUMMARY:-} ]] || cat "$OUT/energy.markdown" >>"$GITHUB_STEP_SUMMARY" || true
 fi
 exit "$status"

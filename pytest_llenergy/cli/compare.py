@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest_llenergy.record.report import PairedReport, Report
 
 
-Format = Literal["text", "markdown", "json", "github", "html"]
+Format = Literal["text", "markdown", "json", "html"]
 
-FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "github", "html")
+FORMATS: tuple[Format, ...] = ("text", "markdown", "json", "html")
 
 
 def add_comparison_options(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +55,10 @@ class ComparisonResult:
 
 
 def render_comparison(result: ComparisonResult, form: Format, width: int = 80, *, color: bool = False) -> str:
-    """Render a comparison without the last line break.
-
-    The format ``github`` also appends to the file that ``GITHUB_STEP_SUMMARY`` names. ``width`` (characters)
-    and ``color`` apply to ``text``.
-
-    Args:
-        result: The comparison.
-        form: The format.
-        width: Width of the text in characters.
-        color: Whether to colour the text.
+    """Render a comparison without the last line break. ``width`` and ``color`` apply to ``text``.
 
     Raises:
-        ReportError: If that file cannot be written, or a library of the format is not installed.
+        ReportError: If a library of the format is not installed.
     """
     return _render(result, form, width, color=color).removesuffix("\n")
 
@@ -89,12 +80,6 @@ def _render(result: ComparisonResult, form: Format, width: int, *, color: bool) 
         run = find_run(os.environ)
         context = CommentContext(result.pairs, run.url, run.artifacts_url)
         return render_comment(compared, context)
-    if form == "github":
-        from pytest_llenergy.report.ci import append_comparison_summary, render_workflow_commands
-        from pytest_llenergy.report.pr_comment import CommentContext
-
-        append_comparison_summary(compared, CommentContext(result.pairs))
-        return render_workflow_commands(compared)
     from pytest_llenergy.record.text import one_line
     from pytest_llenergy.report.verdicts import render_verdicts
 

@@ -238,10 +238,10 @@ class Controller:
 
     def _append_step_summary(self, report: Report, builder: ReportBuilder) -> None:
         """Append to the step summary of GitHub Actions. An error is shown but does not fail the run."""
-        from pytest_llenergy.report.ci import append_run_summary
+        from pytest_llenergy.report.markdown import append_step_summary
 
         try:
-            append_run_summary(self._last_attempts, self._settings.layout, complete=report.run.complete)
+            append_step_summary(self._last_attempts, self._settings.layout, complete=report.run.complete)
         except ReportError as error:
             builder.warnings.append(f"no step summary: {error}")
 

@@ -40,11 +40,6 @@ def escape_invisible(text: str) -> str:
     return "".join(each if each.isprintable() else _escape(each) for each in text)
 
 
-def escape_lines(text: str) -> str:
-    """Escape every invisible character except line breaks."""
-    return "\n".join(map(escape_invisible, text.split("\n")))
-
-
 def count_tests(count: int, kind: str = "") -> str:
     """Return ``1 test`` or ``2 tests``; with the kind ``"new "`` ``2 new tests``."""
     return f"{count} {kind}test{'' if count == 1 else 's'}"

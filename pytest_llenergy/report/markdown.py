@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown whose texts nobody can break out of, and the summary of a run in it."""
+"""Markdown whose texts nobody can break out of, and the summary of a run in it, also for GitHub Actions."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
+from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.text import one_line, shorten
 from pytest_llenergy.report.layout import Layout
@@ -18,6 +21,9 @@ from pytest_llenergy.report.verdicts import list_problems
 
 #: Most characters of a name and of a reason.
 MAX_NAME_LENGTH, MAX_REASON_LENGTH = 160, 300
+
+#: GitHub's limit for the summary of a step.
+MAX_SUMMARY_BYTES = 1024 * 1024
 
 #: Characters that mean nothing in Markdown, in HTML or to GitHub. Addresses and links are escaped separately.
 SAFE_CHARACTER = re.compile(r"[^\W_]|[ ,;=:./…→%+'()\[\]-]|(?<=[^\W_])_(?=[^\W_])")
@@ -65,6 +71,23 @@ def select_fitting(lines: Sequence[str], max_bytes: int) -> list[str]:
             break
         kept.append(line)
     return kept
+
+
+def append_step_summary(records: Sequence[Record], layout: Layout, *, complete: bool) -> None:
+    """Append the table of a run to the summary of the step; do nothing outside GitHub Actions.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    try:
+        with Path(name).open("a", encoding="utf-8") as file:
+            room = MAX_SUMMARY_BYTES - file.tell()
+            file.write(render_run_markdown(records, layout, room, complete=complete))
+    except OSError as error:
+        raise ReportError(f"GITHUB_STEP_SUMMARY={name}: {error.strerror}") from None
 
 
 def render_run_markdown(records: Sequence[Record], layout: Layout, max_bytes: int, *, complete: bool) -> str:

@@ -169,10 +169,8 @@ def _links(context: CommentContext) -> str:
     return " · ".join(f"[{text}]({url})" for text, url in links.items() if ADDRESS.fullmatch(url))
 
 
-def render_comment(
-    compared: ComparedReports, context: CommentContext = NO_CONTEXT, max_bytes: int = MAX_COMMENT_BYTES
-) -> str:
-    """Render the comment in at most ``max_bytes``; the least urgent rows that do not fit are only counted."""
+def render_comment(compared: ComparedReports, context: CommentContext = NO_CONTEXT) -> str:
+    """Render the comment; the least urgent rows that do not fit are only counted."""
     found = compared.comparisons
     columns = with_values([each for each in COLUMNS if each.head not in NOT_IN_COMMENT], found)
     with_metric = names_metrics(found)
@@ -183,7 +181,7 @@ def render_comment(
         for name, each in zip(list_names([each.id for each in shown]), shown, strict=True)
     ]
     head, foot = _head(compared, context), _foot(compared)
-    kept = select_fitting(rows, max_bytes - len(f"{head}{foot}".encode()) - AROUND_ROWS)
+    kept = select_fitting(rows, MAX_COMMENT_BYTES - len(f"{head}{foot}".encode()) - AROUND_ROWS)
     urgent = sum(each.verdict != "unchanged" for each in shown)
     table = ["", *table_head(columns, "", "benchmark")]
     parts = [head, *(table + kept[:urgent] if kept[:urgent] else [])]

@@ -12,9 +12,8 @@ import pytest
 
 from pytest_llenergy.record.comparison import Comparison, Verdict
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.report.ci import MAX_SUMMARY_BYTES, append_run_summary
 from pytest_llenergy.report.layout import DEFAULT_LAYOUT, Layout
-from pytest_llenergy.report.markdown import render_run_markdown
+from pytest_llenergy.report.markdown import MAX_SUMMARY_BYTES, append_step_summary, render_run_markdown
 
 from ..compare.runs import record_of
 
@@ -83,7 +82,7 @@ def test_rows_that_do_not_fit_are_counted(summary: Path) -> None:
         msgspec.structs.replace(record, id=f"t.py::test_it[{number}]", params={"number": number})
         for number in range(20_000)
     ]
-    append_run_summary(records, DEFAULT_LAYOUT, complete=True)
+    append_step_summary(records, DEFAULT_LAYOUT, complete=True)
     text = summary.read_text()
     assert MAX_SUMMARY_BYTES - 10_000 < len(text.encode()) <= MAX_SUMMARY_BYTES
     rows = text.count("| <code>")
