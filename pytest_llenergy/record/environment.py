@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,30 +88,6 @@ def environment_key(host: Host, gpus: list[Board], missing: int = 0) -> str:
     import hashlib
 
     return hashlib.sha256(msgspec.json.encode(facts, order="sorted")).hexdigest()[:16]
-
-
-def hardware_facts(environment: Environment) -> dict[str, str]:
-    """Describe what ``key`` depends on, for messages."""
-    host = environment.host
-    boards = Counter(sorted(_describe_board(board) for board in environment.gpus))
-    return {
-        "CPU": f"{host.cpu_model} ({host.machine})",
-        "cores": str(host.logical_cpus),
-        "memory": f"{round(host.memory_bytes / 2**30)} GiB",
-        "GPUs": ", ".join(f"{n} × {board}" if n > 1 else board for board, n in boards.items()) or "none",
-        "GPUs missing": str(len(environment.gpus_missing)),
-    }
-
-
-def _describe_board(board: Board) -> str:
-    limit = "?" if board.power_limit_w is None else f"{board.power_limit_w:g}"
-    return f"{board.name} {limit} W"
-
-
-def describe_differences(one: Environment, other: Environment) -> str:
-    """Describe how the hardware of two machines differs."""
-    here, there = hardware_facts(one), hardware_facts(other)
-    return "; ".join(f"{name}: {here[name]} -> {there[name]}" for name in here if here[name] != there[name])
 
 
 #: Where Linux has its identifier of a boot.

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge several reports into one: shards of a suite, resumed runs, hosts of one kind.
 
-A report has one commit and one kind of machine. Reports that differ in these are refused with a list
-of the differences.
+A report has one commit and one kind of machine. Reports that differ in these are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from pytest_llenergy.errors import ReportError
-from pytest_llenergy.record.environment import Environment, describe_differences
+from pytest_llenergy.record.environment import Environment
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report, RunInfo, Source
 
@@ -81,8 +80,8 @@ def _check_alike(one: NamedReport, other: NamedReport) -> None:
         raise ReportError(f"{unknown.origin} does not name its machine; merge it separately")
     if here is not None and there is not None and here.key != there.key:
         raise ReportError(
-            f"{one.origin} and {other.origin} ran on different hardware "
-            f"({describe_differences(here, there)}), and a report has one kind; merge them separately"
+            f"{one.origin} and {other.origin} ran on different hardware ({here.host.name} and "
+            f"{there.host.name}), and a report has one kind; merge them separately"
         )
 
 
