@@ -57,9 +57,8 @@ class Case(NamedTuple):
         assert record is not None
         for side, each in (("base", self.base), ("head", self.head)):
             if each is not None:
-                value, speed = each.value_of(self.metric), each.value_of("output_tokens_per_s")
-                fields[side] = value if value is not None else fields.get(side)
-                fields[f"{side}_tokens_per_s"] = speed
+                fields[side] = each.value_of(self.metric)
+                fields[f"{side}_tokens_per_s"] = each.value_of("output_tokens_per_s")
         for name, value in fields.items():
             if isinstance(value, float) and not math.isfinite(value):
                 fields[name] = None

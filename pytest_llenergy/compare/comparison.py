@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import hypot
-from statistics import median
 
 import msgspec
 
@@ -252,9 +251,6 @@ class _Comparing:
             ratio=estimate.ratio,
             low=estimate.low,
             high=estimate.high,
-            # The values of the tables; a report without metrics has those of its rounds.
-            base=median(before.values),
-            head=median(after.values),
             n_base=estimate.n_base,
             n_head=estimate.n_head,
             noise=estimate.noise,

@@ -34,7 +34,7 @@ from pytest_llenergy.compare.statistics import SESSION_SPREAD, Design, Estimate,
 from pytest_llenergy.errors import PlanError, ReportError
 from pytest_llenergy.record.base import MALFORMED, Number, StoredStruct
 from pytest_llenergy.record.files import replace_file
-from pytest_llenergy.record.metrics import ROUND_METRICS, round_values
+from pytest_llenergy.record.metrics import ROUND_METRICS
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report
 
@@ -175,12 +175,7 @@ def _list_entries(report: Report, record: Record) -> Iterator[Entry]:
         "workload_key": workload_key(record),
     }
     for metric in (*ROUND_METRICS, *record.custom):
-        value = record.value_of(metric)
-        if value is None and metric in ROUND_METRICS:
-            # A report without metrics has those of its rounds.
-            values = [each.value for each in round_values(metric, record.rounds)[0]]
-            value = median(values) if values else None
-        if value is not None:
+        if (value := record.value_of(metric)) is not None:
             yield Entry(**common, metric=metric, unit=unit_of(metric, record), value=value)
 
 
