@@ -9,14 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.cli.compare import FORMATS, ComparisonResult, render_comparison
-from pytest_llenergy.record.comparison import AppliedRule, ComparedReports, Comparison
+from pytest_llenergy.cli.compare import FORMATS
+from pytest_llenergy.record.comparison import AppliedRule, Comparison
 from pytest_llenergy.record.record import Record
 from pytest_llenergy.record.report import Report, encode_paired_report, encode_report
 from pytest_llenergy.report.store import Journal
@@ -51,18 +50,6 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def of(*records: Record) -> Report:
     return report_of(*records)
-
-
-@pytest.mark.parametrize("odd", ["[/x]", "[red]", "\x1b[31m"])
-def test_text_of_a_report_is_not_terminal_markup(odd: str, compare: Compare) -> None:
-    status, out, _ = compare(of(record_of()), of(WORSE), "--metric=energy_j", "--format=json")
-    found = json.loads(out)
-    found["comparisons"][0] |= {"unit": odd, "notes": [odd], "id": f"t.py::t[{odd}]"}
-    compared = msgspec.convert(found | {"devices": [odd], "notes": [odd]}, ComparedReports)
-    text = render_comparison(ComparisonResult(compared, (REPORT, REPORT)), "text", 200)
-    assert status == 1
-    assert text.count(odd.encode("unicode_escape").decode()) == 6
-    assert all(each.isprintable() or each == "\n" for each in text)
 
 
 def test_table_fits_any_id_and_escapes_invisible_characters(compare: Compare) -> None:
@@ -122,35 +109,6 @@ def test_a_warning_does_not_ask_for_rounds_that_the_meters_cannot_use(compare: C
     assert (status, err.split("; ")[1]) == (0, "the meters cannot resolve smaller changes\n")
     out = " ".join(out.split())
     assert "regressed by less than can be resolved (1000.0%); 6 rounds; " in out
-
-
-def newer() -> bytes:
-    return json.dumps({"schema_version": 99}).encode()
-
-
-@pytest.mark.parametrize(
-    ("base", "error"),
-    [
-        (b"", "base.json: empty, expected a JSON report of pytest --energy-report"),
-        (
-            newer(),
-            "base.json: schema version 99 is newer than 1, the newest this pytest-llenergy reads; "
-            "upgrade pytest-llenergy",
-        ),
-        (
-            encode_report(REPORT)[:700],
-            "base.json: not a report of pytest --energy-report (Input data was truncated)",
-        ),
-        (
-            report_of(record_of(), record_of()),
-            f"base.json: {TEST} has two records of attempt 1; write one report per run, or combine "
-            "runs with llenergy merge",
-        ),
-    ],
-    ids=["empty", "newer", "truncated", "twice"],
-)
-def test_unusable_report_exits_with_two(compare: Compare, base: Any, error: str) -> None:
-    assert compare(base, of(record_of())) == (2, "", f"llenergy compare: {error}\n")
 
 
 @pytest.mark.parametrize(

@@ -63,22 +63,8 @@ def test_the_kind_of_windows_is_read_too() -> None:
     assert kinds == ["attributed", "attributed"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda data: data.update(schema_version=99), "schema version 99 is newer than 1"),
-        (lambda data: data.update(joules=1), "broken report (Object contains unknown field `joules`)"),
-        (lambda data: data["records"][0].update(joules=1), "unknown field `joules` - at `$.records[0]`"),
-        (lambda data: data["records"][0]["rounds"][0].update(joules=1), "unknown field `joules`"),
-        (lambda data: data["records"][0]["rounds"][0].pop("energy_j"), "missing required field `energy_j`"),
-        (lambda data: data["records"][0].update(status="fine"), "Invalid enum value 'fine'"),
-        (lambda data: data["records"][0].update(windows=1), "Expected `array`, got `int`"),
-    ],
-)
-def test_a_broken_report_is_refused(change: Callable[[dict[str, Any]], object], message: str) -> None:
-    assert message in broken(change)
-
-
-def test_a_truncated_report_is_refused() -> None:
-    with pytest.raises(ReportError, match="Input data was truncated"):
-        decode_lean_report(BASE[: len(BASE) // 2], "base.json")
+def test_a_broken_report_is_refused() -> None:
+    assert "schema version 99 is newer than 1" in broken(lambda data: data.update(schema_version=99))
+    assert "unknown field `joules`" in broken(lambda data: data["records"][0]["rounds"][0].update(joules=1))
+    missing = broken(lambda data: data["records"][0]["rounds"][0].pop("energy_j"))
+    assert "missing required field `energy_j`" in missing

@@ -131,7 +131,7 @@ def sweep(
         assert delay_s < 1
 
 
-STEPS = [pytest.param(delay, marks=() if delay == 20 else pytest.mark.slow) for delay in range(0, 305, 5)]
+STEPS = [pytest.param(delay, marks=() if delay == 20 else pytest.mark.slow) for delay in range(0, 301, 20)]
 
 
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
@@ -139,13 +139,13 @@ STEPS = [pytest.param(delay, marks=() if delay == 20 else pytest.mark.slow) for 
 def test_ctrl_c_after_a_test_keeps_its_record(
     suite: pytest.Pytester, delay_ms: int, options: tuple[str, ...]
 ) -> None:
-    sweep(suite, delay_ms / 1000, options, group=delay_ms % 10 == 0, again_s=-1)
+    sweep(suite, delay_ms / 1000, options, group=delay_ms % 40 == 0, again_s=-1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("-n2",)], ids=["one process", "-n2"])
-@pytest.mark.parametrize("delay_ms", [0, 20, 80, 300])
-@pytest.mark.parametrize("again_ms", [0, 1, 2, 5, 10, 20, 30, 50, 100, 200, 500])
+@pytest.mark.parametrize("delay_ms", [0, 80])
+@pytest.mark.parametrize("again_ms", [0, 5, 20, 100, 500])
 def test_ctrl_c_twice_keeps_the_record(
     suite: pytest.Pytester, delay_ms: int, again_ms: int, options: tuple[str, ...]
 ) -> None:
@@ -293,12 +293,3 @@ def test_ctrl_c_while_the_page_is_drawn_keeps_the_report(quick: pytest.Pytester)
     assert report is not None
     assert len(report.records) == 1
     assert not list(quick.path.glob(".energy*"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_other_signals_leave_the_journal(suite: pytest.Pytester, number: signal.Signals) -> None:
-    with running() as process:
-        wait_for((suite.path / "finished").exists, process)
-        process.send_signal(number)
-    assert process.returncode == -number
-    check_kept(suite.path, "test_first")
