@@ -38,20 +38,17 @@ def merge_reports(parts: Sequence[NamedReport]) -> Report:
         first,
         run=_merge_runs([report.run for report in reports]),
         source=_merge_sources([report.source for report in reports]),
-        environment=merge_environments(environments) if environments else None,
+        environment=_merge_environments(environments) if environments else None,
         records=_merge_records(parts),
         baseline=first.baseline if all(each.baseline == first.baseline for each in reports) else None,
     )
 
 
-def merge_environments(environments: Sequence[Environment]) -> Environment:
-    """Merge environments of one kind of machine, keeping all boards, host names and versions."""
+def _merge_environments(environments: Sequence[Environment]) -> Environment:
+    """Merge environments of one kind of machine, keeping all boards, hosts, names and versions."""
     first = environments[0]
     names = dict.fromkeys(name for each in environments for name in each.packages)
-    hosts: dict[str, list[Environment]] = {}
-    for environment in environments:
-        for name, each in environment.cluster_hosts.items():
-            hosts.setdefault(name, []).append(each)
+    hosts = {name: host for each in environments for name, host in each.cluster_hosts.items()}
     return msgspec.structs.replace(
         first,
         host=msgspec.structs.replace(first.host, name=_join(each.host.name for each in environments)),
@@ -59,7 +56,7 @@ def merge_environments(environments: Sequence[Environment]) -> Environment:
         driver=_join(each.driver for each in environments) or None,
         python=_join(each.python for each in environments),
         packages={name: _join(each.packages.get(name, "none") for each in environments) for name in names},
-    ).with_hosts({name: merge_environments(found) for name, found in hosts.items()})
+    ).with_hosts(hosts)
 
 
 def _join(values: Iterable[str | None]) -> str:

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,19 +19,6 @@ import time
 def test_it(energy):
     energy(time.sleep, 0.2)
 """
-
-
-def test_a_run_leaves_a_page_and_a_report(
-    quick: pytest.Pytester, read_report: Callable[..., dict[str, Any]]
-) -> None:
-    quick.makepyfile(TEST)
-    result = quick.runpytest("--energy-meter=ten-watts", "--energy-report", "--energy-html")
-    assert result.ret == 0
-    result.stdout.fnmatch_lines(["energy report: energy.json", "energy page: energy.html"])
-    text = Path("energy.html").read_text("utf-8")
-    assert "<title>Energy report: 1 measured</title>" in text
-    assert "test_it" in text
-    assert len(read_report()["records"]) == 1
 
 
 def test_a_page_that_cannot_be_rendered_costs_neither_report_nor_summary(quick: pytest.Pytester) -> None:
