@@ -144,7 +144,7 @@ def print_comparison(
     command: str,
     output: Path | None = None,
 ) -> int:
-    """Print or write a comparison, name what the table does not say, and return the exit code.
+    """Print or write a comparison, with its outcome unless it passes, and return the exit code.
 
     Args:
         result: The comparison.
@@ -158,8 +158,8 @@ def print_comparison(
     import shutil
 
     from pytest_llenergy.cli.console import print_data, wants_color, write_output
-    from pytest_llenergy.compare.gate import exit_code, list_void_gates, suggest_remedy
-    from pytest_llenergy.record.text import count_tests
+    from pytest_llenergy.compare.gate import exit_code, list_void_gates
+    from pytest_llenergy.report.outcome import describe_outcome
 
     width = shutil.get_terminal_size().columns
     text = render_comparison(result, form, width, color=output is None and wants_color())
@@ -169,29 +169,12 @@ def print_comparison(
         print_data(text)
     else:
         write_output(output, f"{text}\n")
-    compared, comparisons = result.compared, result.compared.comparisons
-    warned = [each for each in comparisons if each.verdict == "inconclusive" and each.gated]
-    if warned and compared.inconclusive != "pass":
-        more = "more rounds" if result.pairs is None else "more pairs (llenergy ab --pairs)"
-        remedy = suggest_remedy(warned, more)
-        how = "warning: " if compared.inconclusive == "warn" else ""
-        print_message(command, f"{how}{len(warned)} inconclusive; {remedy}")
-    lost = {each.id for each in comparisons if each.verdict == "removed" and each.gated}
-    if lost:
-        fails = compared.inconclusive == "fail"
-        how, remedy = ("", "; --inconclusive=warn accepts this") if fails else ("warning: ", "")
-        if not any(each.rule_applied for each in comparisons):
-            how, remedy = "", "; nothing was compared"
-        print_message(command, f"{how}{count_tests(len(lost))} of the baseline removed{remedy}")
-    for line in list_void_gates(comparisons):
+    compared = result.compared
+    state, reasons = describe_outcome(compared, paired=result.pairs is not None)
+    if reasons and state != "no gate":
+        print_message(command, ", ".join([state, *reasons]))
+    for line in list_void_gates(compared.comparisons):
         print_message(command, line)
-    new = {each.id for each in comparisons if each.verdict == "new"}
-    unmeasured = {each.id for each in comparisons if each.base_status is not None}
-    if unmeasured:
-        line = f"{count_tests(len(unmeasured))} failed or skipped in the baseline and cannot be gated"
-        print_message(command, f"warning: {line}")
-    elif new and all(each.verdict in ("new", "no value") for each in comparisons):
-        print_message(command, f"no baseline: {count_tests(len(new), 'new ')}")
     return exit_code(compared)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from pytest_llenergy.compare.gate import PASSED, exit_code, list_void_gates, suggest_remedy
+from pytest_llenergy.compare.gate import list_void_gates
 from pytest_llenergy.record.comparison import (
     VERDICTS,
     AppliedRule,
@@ -29,6 +29,7 @@ from pytest_llenergy.report.markdown import (
     table_row,
 )
 from pytest_llenergy.report.names import list_names
+from pytest_llenergy.report.outcome import describe_outcome
 from pytest_llenergy.report.text_tables import Column, with_values
 from pytest_llenergy.report.verdicts import (
     COLUMNS,
@@ -41,16 +42,12 @@ from pytest_llenergy.report.verdicts import (
     needs_reason,
     sort_by_verdict,
     warning_verdicts,
-    worsening,
 )
 
 #: First line of the comment, by which a later run finds and replaces it.
 MARKER = "<!-- llenergy:compare -->"
 
 STATE_SIGNS = {"pass": "✅", "warning": "⚠️", "fail": "❌", "no gate": "⚖️"}
-
-#: Verdicts that the title counts although no test fails: nobody should take them for a pass.
-NOT_PASSED: frozenset[Verdict] = frozenset(VERDICTS) - {"improved", "unchanged", "new", "no value"}
 
 #: Addresses that become links. Others could end the link.
 ADDRESS = re.compile(r"https?://[\w.:/%#?=&+~@-]+")
@@ -104,52 +101,13 @@ def render_missing(context: CommentContext, commit: str) -> str:
 
 
 def render_title(compared: ComparedReports, context: CommentContext) -> str:
-    """Render the title: pass, warning or fail, as the exit code says, and the overall change.
-
-    Without a gate nothing can pass: the title then counts every verdict.
-    """
+    """Render the title: the outcome, as the exit code says, and the overall change."""
     found = compared.comparisons
-    gated = [each for each in found if each.gated]
-    unmeasured = {each.id for each in found if each.base_status is not None}
-    tests = len({each.id for each in found})
-    fails = exit_code(compared) != PASSED
-    warns = unmeasured or any(each.verdict in warning_verdicts(compared) for each in gated)
-    state = "fail" if fails else "warning" if warns else "pass" if gated else "no gate"
-    counted = failing_verdicts(compared) if fails else NOT_PASSED
-    reasons = _count_verdicts(
-        found if state == "no gate" else [each for each in gated if each.verdict in counted], tests
-    )
-    unsure = [each for each in gated if each.verdict == "inconclusive" and each.verdict in counted]
-    if unsure and compared.inconclusive != "pass":
-        reasons.append(suggest_remedy(unsure, "more rounds" if context.pairs is None else "more pairs"))
-    if unmeasured:
-        reasons.append(f"{count_tests(len(unmeasured))} failed or skipped in the baseline")
-    with_metric = [each for each in found if each.verdict != "no value"]
-    if with_metric and all(each.verdict == "new" and each.gated for each in with_metric):
-        reasons.append(f"no baseline: {count_tests(tests, 'new ')}")
-    elif not any(each.rule_applied for each in found):
-        reasons.append("nothing was compared")
-    elif fails and not reasons:
-        reasons.append("no gate could be checked")
+    state, reasons = describe_outcome(compared, paired=context.pairs is not None)
     overall = _describe_overall(found)
     text = ", ".join([state, *reasons]) + (f"{'; ' if reasons else ', '}{overall}" if overall else "")
     subject = "Time" if found and all(each.unit == "s" for each in found) else "Energy"
     return f"### {STATE_SIGNS[state]} {subject}{_job(context)}: {text}"
-
-
-def _count_verdicts(found: Sequence[Comparison], tests: int) -> list[str]:
-    """Return texts such as ``1 of 48 tests regressed (+4.6%)`` and ``2 invalid``."""
-    texts: list[str] = []
-    for verdict in VERDICTS:
-        named = [each for each in found if each.verdict == verdict]
-        if not named:
-            continue
-        number = f"{len({each.id for each in named})}{'' if texts else f' of {count_tests(tests)}'}"
-        worst = max(named, key=worsening)
-        known = verdict in ("regressed", "worse") and worst.ratio is not None
-        most = f" ({'up to ' if len(named) > 1 else ''}{format_change(worst.ratio)})" if known else ""
-        texts.append(f"{number} {verdict}{most}")
-    return texts
 
 
 def _describe_overall(comparisons: Sequence[Comparison]) -> str:

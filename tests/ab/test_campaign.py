@@ -71,7 +71,8 @@ def test_sessions_alternate_and_only_open_tests_are_measured_again(
     assert lines[2] == f"session 1 (base {commits[0][:7]}) starts"
     pairs = [f"[pair {number} of at most 4" for number in range(1, 5)]
     assert [line.partition("]")[0] for line in lines[4:8]] == pairs
-    assert "both sides, all rounds" in result.lines[-1]
+    assert "both sides, all rounds" in result.lines[-2]
+    assert result.lines[-1] == "llenergy ab: fail, 1 of 2 tests regressed (+10.0%)"
     assert project.git("worktree", "list").count("\n") == 0
     left = {each.name for each in (project.path / ".llenergy").rglob("*")}
     assert left - {"lock"} == {"ab.json", "ab", ".gitignore"}
@@ -122,7 +123,7 @@ def test_a_baseline_without_energy_tests_passes_and_says_so(
 ) -> None:
     two_commits(project, None if len(args[1]) > 2 else {}, {A: 10.0})
     result = project.ab("--base=main", "--pairs=4", "--", *args)
-    assert (result.status, result.lines[-1]) == (0, "llenergy ab: no baseline: 1 new test")
+    assert (result.status, result.lines[-1]) == (0, "llenergy ab: pass, no baseline: 1 new test")
     paired = project.paired()
     commits = [project.git("rev-parse", name) for name in ("main", "feature")]
     assert (paired.base.source.commit, len(paired.base.records)) == (commits[0], 0)
@@ -132,7 +133,7 @@ def test_a_head_without_energy_tests_has_removed_them(project: Project, sessions
     two_commits(project, {A: 10.0}, None)
     result = project.ab("--base=main", "--pairs=4", "--", "pytest", "tests.json")
     assert (result.status, found_of(project)["test_a"].verdict) == (5, "removed")
-    assert result.lines[-1] == "llenergy ab: 1 test of the baseline removed; nothing was compared"
+    assert result.lines[-1] == "llenergy ab: fail, 1 of 1 test removed, nothing was compared"
 
 
 def killed(files: SessionFiles) -> int:
