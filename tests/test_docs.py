@@ -9,18 +9,16 @@ from pathlib import Path
 import pytest
 
 from pytest_llenergy.cli.compare import FORMATS
-from pytest_llenergy.report.export import TARGETS
 
 from .test_import_rule import ALLOWED
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_output_format_and_export_target_is_documented() -> None:
-    comparing, exporting = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("comparing", "report"))
+def test_every_output_format_is_documented() -> None:
+    comparing = (ROOT / "docs" / "comparing.md").read_text()
     # Text is the default.
     assert [form for form in FORMATS if f"--format {form}" not in comparing] == ["text"]
-    assert [target for target in TARGETS if f"|`{target}`|" not in exporting] == []
 
 
 def test_the_architecture_page_lists_all_rooms() -> None:

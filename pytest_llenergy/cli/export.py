@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``llenergy export``: write a report in the format of another tool."""
+"""``llenergy export``: write a report as CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import argparse
 from typing import TYPE_CHECKING
 
 from pytest_llenergy.cli.console import add_output, print_data, write_output
-from pytest_llenergy.report.export import TARGETS
 
 if TYPE_CHECKING:
     from pytest_llenergy.cli.console import Commands
@@ -17,20 +16,20 @@ def add_parser(commands: Commands) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "export",
-        help="write a report in the format of another tool",
-        description="Write a report in the format of another tool.",
+        help="write a report as CSV",
+        description="Write a report as CSV, a line for each metric of each test.",
     )
     parser.add_argument(
         "file", metavar="FILE", help="a report, a journal or a file of llenergy ab: a saved name or a file"
     )
-    add_output(parser, TARGETS, default=None)
+    add_output(parser, ("csv",), default="csv")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert the report and write it. Returns 0."""
     from pytest_llenergy.record.report import PairedReport
-    from pytest_llenergy.report.export import export_report
+    from pytest_llenergy.report.export import render_csv
     from pytest_llenergy.report.saved import locate
     from pytest_llenergy.report.store import check_not_overwritten, read_report_or_paired
 
@@ -38,8 +37,9 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         check_not_overwritten(args.output, [path])
     found = read_report_or_paired(path)
-    sides = {"base": found.base, "head": found.head} if isinstance(found, PairedReport) else {"": found}
-    text = export_report(sides, args.format)
+    text = render_csv(
+        {"base": found.base, "head": found.head} if isinstance(found, PairedReport) else {"": found}
+    )
     if args.output is None:
         print_data(text, end="")
     else:

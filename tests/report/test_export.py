@@ -1,18 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports in other tools' formats, read by those tools where they can run here."""
+"""Reports as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from pytest_llenergy.cli import main
-from pytest_llenergy.compare.metrics import METRICS
 from pytest_llenergy.record.comparison import ComparedReports, ReportSource
 from pytest_llenergy.record.custom_metrics import add_metric
 from pytest_llenergy.record.record import Record
@@ -38,11 +35,11 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def export(report: Report | PairedReport, target: str) -> str:
+def export(report: Report | PairedReport) -> str:
     """What the command writes into a file."""
     data = encode_paired_report(report) if isinstance(report, PairedReport) else encode_report(report)
     Path("in.json").write_bytes(data)
-    assert main(["export", "in.json", "--format", target, "-o", "out"]) == 0
+    assert main(["export", "in.json", "-o", "out"]) == 0
     return Path("out").read_bytes().decode()
 
 
@@ -60,34 +57,20 @@ def paired() -> PairedReport:
     )
 
 
-class TestAction:
-    def test_every_metric_where_less_is_better_is_exported_in_its_unit(self) -> None:
-        entries = json.loads(export(report_of(record_of(), GONE), "github-action-benchmark"))
-        found = {each["name"].removeprefix(f"{TEST} "): each for each in entries}
-        assert "output_tokens_per_s" not in found
-        assert all(METRICS[name].better == "less" for name in found)
-        token = found["energy_per_output_token_j"]
-        assert (token["unit"], token["value"]) == ("J/token", pytest.approx(10.005 / 16))
-        assert token["range"].startswith("± 0.00")
-        assert token["extra"] == "6 rounds\nmeasured\ncommit abc"
-        # What it would scale: s, ms, us and ns are its own, and a base unit stays as it is.
-        assert {each["unit"] for each in entries} == {"J", "J/token", "J/request", "W", "s"}
-
-
 class TestCsv:
     def read(self, text: str) -> list[dict[str, str]]:
         return list(csv.DictReader(io.StringIO(text, newline="")))
 
     def test_each_metric_of_each_test_has_a_line(self) -> None:
         hostile = record_of('t.py::t["a,b"\n]')
-        rows = self.read(export(report_of(record_of(), hostile), "csv"))
+        rows = self.read(export(report_of(record_of(), hostile)))
         (row,) = [row for row in rows if row["id"] == TEST and row["metric"] == "energy_j"]
         assert float(row["value"]) == pytest.approx(5.0025)
         assert (row["unit"], row["n"], row["status"], row["commit"]) == ("J", "6", "measured", "abc")
         assert {row["id"] for row in rows} == {TEST, hostile.id.replace("\n", r"\n")}
 
     def test_missing_values_are_empty_with_a_reason(self) -> None:
-        rows = self.read(export(report_of(LOST, GONE), "csv"))
+        rows = self.read(export(report_of(LOST, GONE)))
         (energy,) = [row for row in rows if row["metric"] == "energy_j"]
         assert (energy["value"], energy["reason"]) == ("", "the counter stood still")
         (gone,) = [row for row in rows if row["id"] == "t.py::gone"]
@@ -108,38 +91,14 @@ class TestFiles:
         assert main(["export", "energy.x.journal.jsonl", "--format=csv"]) == 0
         assert TEST in capsys.readouterr().out
 
-    def test_both_sides_of_a_paired_file_are_exported_or_the_head(self) -> None:
-        entries = json.loads(export(paired(), "github-action-benchmark"))
-        found = {each["name"].partition(" ")[2]: each["value"] for each in entries}
-        assert found["energy_j"] == pytest.approx(5.5, rel=1e-3)
-        rows = csv.DictReader(io.StringIO(export(paired(), "csv"), newline=""))
+    def test_both_sides_of_a_paired_file_are_exported(self) -> None:
+        rows = csv.DictReader(io.StringIO(export(paired()), newline=""))
         sides = {row["side"]: float(row["value"]) for row in rows if row["metric"] == "energy_j"}
         assert sides == pytest.approx({"base": 5.0, "head": 5.5}, rel=1e-3)
 
-    def test_a_failed_test_has_no_figures_unless_only_its_gate_failed(self) -> None:
-        failed = msgspec.structs.replace(record_of(), status="failed")
-        assert json.loads(export(report_of(failed), "github-action-benchmark")) == []
-        gated = msgspec.structs.replace(failed, failed_gate=True)
-        assert json.loads(export(report_of(gated), "github-action-benchmark"))
 
-
-class TestCustomMetrics:
-    """Metrics of tests and hooks, with names that look like those of built-in metrics of a format."""
-
-    @pytest.fixture
-    def report(self) -> Report:
-        record = record_of()
-        for name, value, unit, better in (
-            ("overlap_joules", [0.5, 0.7], "1", "more"),
-            ("latency", 12.0, "ms", "less"),
-            ("LATENCY", 3.0, '%/"é', "less"),
-        ):
-            record = add_metric(record, name, value, unit=unit, better=better)  # type: ignore[arg-type]
-        return report_of(record)
-
-    def test_github_action_benchmark_has_what_is_better_the_smaller_it_is(self, report: Report) -> None:
-        entries = json.loads(export(report, "github-action-benchmark"))
-        found = {each["name"].partition(" ")[2]: each for each in entries}
-        assert (found["latency"]["value"], found["latency"]["unit"]) == (12.0, "ms")
-        assert found["latency"]["extra"].startswith("1 value\n")
-        assert not {"overlap_joules", "output_tokens_per_s"} & found.keys()
+def test_metrics_of_tests_have_their_unit_and_direction() -> None:
+    record = add_metric(record_of(), "latency", 12.0, unit="ms", better="less")
+    rows = csv.DictReader(io.StringIO(export(report_of(record)), newline=""))
+    (found,) = [row for row in rows if row["metric"] == "latency"]
+    assert (found["value"], found["unit"], found["better"]) == ("12.0", "ms", "less")
