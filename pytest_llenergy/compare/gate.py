@@ -105,7 +105,7 @@ def _base_unit(metric: str) -> str:
 
 def _parse_quantity(text: str, unit: str) -> float | None:
     """Return a quantity in base units, such as that of ``300 mJ``; None if it is malformed."""
-    pattern = re.escape(unit).replace("token", "tokens?").replace("·", "[·*]?")
+    pattern = re.escape(unit).replace("token", "tokens?")
     match = re.fullmatch(rf"\s*({NUMBER})\s*([pnumkMG]?){pattern}(?:/\w+)?\s*", text)
     found = float(match[1]) * UNIT_PREFIXES[match[2]] if match else inf
     return found if isfinite(found) else None
