@@ -7,14 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from pytest_llenergy.compare.case import Criterion
 from pytest_llenergy.compare.comparison import compare_reports
 from pytest_llenergy.errors import ReportError
 from pytest_llenergy.record.metrics import ROUND_METRICS
-from pytest_llenergy.record.record import Flag, WindowRecord
 from pytest_llenergy.record.report import Report, decode_lean_report, decode_report, encode_report
 
 from ..compare.runs import record_of, report_of, scaled
@@ -43,24 +41,6 @@ def test_every_part_of_a_report_is_read() -> None:
     report = decode_lean_report(encode_report(REPORT), "base.json")
     assert [record.id for record in report.records] == [record.id for record in REPORT.records]
     assert report.records[0].rounds[0].energy_j == 12.5
-
-
-def test_the_kind_of_windows_is_read_too() -> None:
-    window = WindowRecord(
-        name="generate",
-        start_s=0.0,
-        duration_s=1.0,
-        energy_j=1.0,
-        energy_u_j=0.1,
-        energy_u_absolute_j=0.2,
-        by_domain={},
-        flags=[Flag(name="attributed", severity="note", detail="")],
-    )
-    (first, *_) = REPORT.records
-    record = msgspec.structs.replace(first, rounds=[], windows=[window])
-    data = encode_report(msgspec.structs.replace(REPORT, records=[record]))
-    kinds = [read(data, "base.json").records[0].kind for read in (decode_report, decode_lean_report)]
-    assert kinds == ["attributed", "attributed"]
 
 
 def test_a_broken_report_is_refused() -> None:
