@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -113,16 +112,6 @@ class RankContext:
     nodes: int = 1
     node_rank: int = 0
     master: tuple[str, int] | None = None
-
-    def find_own_address(self) -> str:
-        """Return the address of this host towards ``master``, which the other hosts reach."""
-        if self.master is None:
-            raise BackendError("no address of other hosts: its model is on one host (nodes is 1)")
-        family = socket.AF_INET6 if ":" in self.master[0] else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Sends nothing, but chooses the route.
-            probe.connect(self.master)
-            return str(probe.getsockname()[0])
 
 
 class Job(Protocol):

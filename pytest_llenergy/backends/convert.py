@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,36 +115,26 @@ def source_key(source: ModelSource) -> str:
     return f"{path.stem if path.is_file() else path.name}-{digest}"
 
 
-#: Runs in a subprocess, since pytest's own process loads no framework. The module search path is pytest's.
-CONVERT_PROGRAM = """
-import json, sys
-source, sys.path[:] = json.loads(sys.argv[1])
-from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import ModelSource
-from pytest_llenergy.errors import ModelError
-try:
-    print(pretrained_path(ModelSource(**source)))
-except ModelError as error:
-    sys.exit(str(error))
-"""
-
-
 def convert_in_subprocess(source: ModelSource) -> ModelSource:
     """Convert a model with pytest's own Python, for ranks whose Python cannot convert it themselves.
 
-    Returns the model with its ``directory`` set; unchanged if it needs no conversion.
+    In a subprocess, since pytest's own process loads no framework. Returns the model with its ``directory``
+    set; unchanged if it needs no conversion.
     """
     if source.kind not in ("gguf", "random"):
         return source
-    argument = json.dumps([asdict(source), [path for path in sys.path if isinstance(path, str)]])
     done = subprocess.run(
-        [sys.executable, "-c", CONVERT_PROGRAM, argument],
+        [sys.executable, "-m", __name__, source.kind, source.location],
         capture_output=True,
         text=True,
         errors="replace",
         stdin=subprocess.DEVNULL,
-        # Keep it off the devices of the test.
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            # Keep it off the devices of the test.
+            **{"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        },
         check=False,
     )
     if done.returncode:
@@ -155,3 +144,11 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
             f"({reason}); pip install 'pytest-llenergy[transformers]', or name a directory"
         )
     return replace(source, directory=done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    try:
+        path = pretrained_path(ModelSource(*sys.argv[1:]))  # type: ignore[arg-type]
+        sys.stdout.write(f"{path}\n")
+    except ModelError as error:
+        sys.exit(str(error))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,8 +26,6 @@ absent = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is Non
 print(json.dumps(absent))
 """
 
-REMEDY = "name a Python interpreter, such as vllm=.venvs/vllm/bin/python"
-
 
 def activated_environment(environment: Mapping[str, str], python: str | None) -> dict[str, str]:
     """Return the environment variables as if the environment of ``python`` were activated."""
@@ -39,22 +37,15 @@ def activated_environment(environment: Mapping[str, str], python: str | None) ->
     return {**kept, "PATH": os.pathsep.join(programs)}
 
 
-def missing_modules(python: str, modules: Iterable[str], name: str) -> tuple[str, ...]:
-    """Return which of these modules, and of those that ranks need, an interpreter lacks. Results are cached.
+@lru_cache(maxsize=64)
+def missing_modules(python: str, modules: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """Return which of these modules, and of those that ranks need, an interpreter lacks.
 
     ``name`` is the backend, for messages. Raises ``BackendError`` if this is no Python interpreter.
     """
     try:
-        return _probe_modules(python, (*modules, *RANK_MODULES))
-    except BackendError as error:
-        raise BackendError(f"the Python of {name}, {python}, {error}; {REMEDY}") from None
-
-
-@lru_cache(maxsize=64)
-def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
-    try:
         done = subprocess.run(
-            [python, "-c", PROBE_PROGRAM, *modules],
+            [python, "-c", PROBE_PROGRAM, *modules, *RANK_MODULES],
             capture_output=True,
             text=True,
             errors="replace",
@@ -63,13 +54,13 @@ def _probe_modules(python: str, modules: tuple[str, ...]) -> tuple[str, ...]:
             env=activated_environment(os.environ, python),
             check=False,
         )
-        missing = json.loads(done.stdout.strip().splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"did not answer within {PROBE_PYTHON_TIMEOUT_S:g} s") from None
-    except OSError as error:
-        raise BackendError(f"cannot be started ({error.strerror})") from None
-    except (ValueError, IndexError):
-        lines = done.stderr.strip().splitlines()
-        last = f": {lines[-1]}" if lines else ""
-        raise BackendError(f"is not a working Python (exit code {done.returncode}{last})") from None
-    return tuple(missing)
+        return tuple(json.loads(done.stdout))
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = f"cannot be used ({error})"
+    except ValueError:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        why = f"is not a working Python ({said[-1]})"
+    raise BackendError(
+        f"the Python of {name}, {python}, {why}; name a Python interpreter, such as "
+        "vllm=.venvs/vllm/bin/python"
+    )

@@ -13,7 +13,7 @@ from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 
 #: Endings of the names of credentials, which options of no backend may hold: options are recorded.
-SECRETS = ("api_key", "auth_token", "hf_token", "password", "secret")
+SECRETS = ("api_key", "api_keys", "auth_token", "hf_token", "password", "secret")
 
 
 def select_options(

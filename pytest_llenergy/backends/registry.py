@@ -119,18 +119,16 @@ def parse_needs(**needs: str | None) -> Requirements:
     return Requirements(**needs)  # type: ignore[arg-type]  # the keys of known are fields
 
 
-def explain_unmet(spec: BackendSpec, required: Requirements, known: Mapping[str, BackendSpec]) -> str | None:
-    """Return why a backend cannot run a test and which of ``known`` can; None if it can."""
-    unmet = list(required.unmet(spec.capabilities))
-    if not unmet:
-        return None
-    return f"{spec.name} does not offer {' and '.join(unmet)}{_name_capable(required, known)}"
+def explain_unmet(spec: BackendSpec, required: Requirements) -> str | None:
+    """Return why a backend cannot run a test; None if it can."""
+    unmet = " and ".join(required.unmet(spec.capabilities))
+    return f"{spec.name} does not offer {unmet}" if unmet else None
 
 
 def explain_unmet_by_all(
     specs: Sequence[BackendSpec], required: Requirements, known: Mapping[str, BackendSpec]
 ) -> str | None:
-    """Return why no backend in ``known`` can run a test, and what ``specs`` lack; None if one may."""
+    """Return what ``specs`` lack for a test that no backend in ``known`` can run; None if one may."""
     # Only a library that is used refuses an unknown option: a misspelt one must not skip every test.
     tried = {spec.name for spec in specs}
     rows = (
@@ -139,14 +137,4 @@ def explain_unmet_by_all(
     )
     if any(not any(required.unmet(row)) for row in rows):
         return None
-    whys = (f"{spec.name} does not offer {' and '.join(required.unmet(spec.capabilities))}" for spec in specs)
-    return f"{'; '.join(whys)}{_name_capable(required, known)}"
-
-
-def _name_capable(required: Requirements, known: Mapping[str, BackendSpec]) -> str:
-    # A library that an option is passed on to may refuse it, so those that declare it are named.
-    rows = {name: replace(spec.capabilities, passes=False) for name, spec in known.items()}
-    capable = [name for name, row in rows.items() if not any(required.unmet(row))]
-    if not capable and required.options:
-        return ""
-    return f"; backends that do: {', '.join(capable) or 'none here'}"
+    return "; ".join(reason for spec in specs if (reason := explain_unmet(spec, required)))

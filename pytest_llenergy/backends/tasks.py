@@ -178,22 +178,15 @@ def cut_at_end(row: list[int], ends: Set[int]) -> list[int]:
 class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a search for the maximum load sends one of its loads.
 
-    Round k of each rate has the arrivals of seed + k. A load ends early once its result is certain or its
-    time is up.
+    Round k of each rate has the arrivals of seed + k. A load ends early once its result is certain.
 
     Attributes:
         warmups: Runs before the first round, which send only a few requests.
         allowed: Requests of all rounds together that may miss the SLO.
-        requests: Requests of all rounds together.
-        end_ns: When the load ends at the latest (monotonic nanoseconds).
-        longest_s: Longest time from the preparation of a round to the end of its load (seconds).
     """
 
     warmups: int
     allowed: int
-    requests: int
-    end_ns: int
-    longest_s: float
 
 
 class ServeParams(GenerationParams, frozen=True):

@@ -204,7 +204,7 @@ class BackendConformance:
     def test_a_requested_degree_is_used_or_refused(self, loaded: LoadedBackend, kind: str) -> None:
         degrees = Parallel(**{kind: 2})
         if not getattr(self.spec.capabilities, kind):
-            assert explain_unmet(self.spec, Requirements(parallel=degrees), {}) is not None
+            assert explain_unmet(self.spec, Requirements(parallel=degrees)) is not None
             with pytest.raises(PlanError, match=f"no {kind} parallelism is offered"):
                 loaded.plan(degrees)
             return

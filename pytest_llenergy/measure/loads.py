@@ -23,7 +23,7 @@ from pytest_llenergy.record.goodput import attainment, has_flag, is_mostly, wors
 from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Round
 from pytest_llenergy.record.round_metric import is_valid
-from pytest_llenergy.record.served import CUT_SHORT, ENDED_EARLY, OUT_OF_TIME, REFUSED, SATURATED, SHORT_LOAD
+from pytest_llenergy.record.served import CUT_SHORT, SATURATED, SHORT_LOAD
 
 #: Most times that a maximum of short measurements is measured in full. Each time that it then fails, the
 #: search goes on below, and further each time.
@@ -265,12 +265,12 @@ def is_within(rounds: Sequence[Round], slo: Slo | None) -> bool | None:
     """Return whether a load was within the SLO, which the requests of all rounds together decide.
 
     A load that the server cannot keep up with in half of the rounds is not within any SLO. ``None`` if that
-    is not known: without a valid round, or if half of them have no steady state or one ran out of time.
+    is not known: without a valid round, or if half of them have no steady state.
     """
     valid = [round_ for round_ in rounds if is_valid(round_)]
-    if any(has_flag(each, ENDED_EARLY, REFUSED) for each in valid) or is_mostly(SATURATED, valid):
+    if any(has_flag(each, *CUT_SHORT) for each in valid) or is_mostly(SATURATED, valid):
         return False
-    if not valid or is_mostly(SHORT_LOAD, valid) or any(has_flag(each, OUT_OF_TIME) for each in valid):
+    if not valid or is_mostly(SHORT_LOAD, valid):
         return None
     return slo is None or (attainment(*valid) or 0.0) >= slo.attainment
 

@@ -152,7 +152,7 @@ def _check_backend(item: pytest.Item, plan: TestPlan, name: str) -> None:
     """Skip a test that its backend cannot run. Raises ``PlanError`` if no known backend can."""
     state = state_of(item.config)
     backends = state.backends
-    reason = explain_unmet(backends[name], plan.requirements, backends)
+    reason = explain_unmet(backends[name], plan.requirements)
     if reason and (none_can := explain_unmet_by_all(state.selected_backends, plan.requirements, backends)):
         raise PlanError(none_can)
     reason = reason or backends[name].explain_unavailable()

@@ -9,9 +9,9 @@ from pytest_llenergy.record.defaults import Sharing
 #: Flags of loads without a steady state.
 SATURATED, SHORT_LOAD = "saturated", "short-load"
 
-#: Flags of loads of a search that ended early: because they miss the SLO, because more requests failed than
-#: may, or because their time was up.
-ENDED_EARLY, REFUSED, OUT_OF_TIME = CUT_SHORT = "ended-early", "refused", "out-of-time"
+#: Flags of loads of a search that ended early: because they miss the SLO, or because more requests
+#: failed than may.
+ENDED_EARLY, REFUSED = CUT_SHORT = "ended-early", "refused"
 
 #: Flag of loads of which requests failed, but not too many.
 FAILED = "failed-request"

@@ -39,38 +39,15 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
     }
 
 
-def refusal_by_other_degrees(model: str) -> str:
-    """Load halves of a model in two ranks, and verify them against a plan with each rank alone."""
-    import os
-
-    from pytest_llenergy.backends.base import RankContext
-    from pytest_llenergy.backends.models import resolve_model
-    from pytest_llenergy.backends.transformers.backend import TransformersBackend
-    from pytest_llenergy.backends.transformers.parallel import verify_shards
-    from pytest_llenergy.errors import BackendError
-    from pytest_llenergy.record.record import Parallel
-
-    rank = int(os.environ["RANK"])
-    backend = TransformersBackend()
-    backend.load(resolve_model(model), {}, RankContext(rank=rank, world_size=2, parallel=Parallel(tensor=2)))
-    try:
-        return str(verify_shards(backend._model, RankContext(rank=rank, world_size=2)))
-    except BackendError as error:
-        return str(error)
-
-
 def refusal_of_no_shards() -> str:
     """Verify an unsharded layer on a rank whose plan has shards."""
     import torch
 
-    from pytest_llenergy.backends.base import RankContext
     from pytest_llenergy.backends.transformers.parallel import verify_shards
     from pytest_llenergy.errors import BackendError
-    from pytest_llenergy.record.record import Parallel
 
-    context = RankContext(rank=1, world_size=2, parallel=Parallel(tensor=2))
     try:
-        return str(verify_shards(torch.nn.Linear(3, 3), context))
+        return str(verify_shards(torch.nn.Linear(3, 3), 2))
     except BackendError as error:
         return str(error)
 

@@ -123,6 +123,7 @@ class TestFaults:
             ),
             ([{"prompt": ""}], "line 1: Expected `str` matching regex"),
             ([{"prompt": "a", "output_tokens": 0}], "line 1: Expected `int` >= 1 - at `output_tokens`"),
+            ([{"prompt": "a", "input_tokens": 9}], "line 1: it has a prompt and input_tokens, which say how"),
             ([{"input_length": 1.5}], "line 1: Expected `int | null`, got `float` - at `input_tokens`"),
             (
                 [{"input_length": 10, "hash_ids": [1, 2]}],

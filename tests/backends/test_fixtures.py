@@ -107,7 +107,7 @@ class TestGenerateArguments:
         )
 
 
-def test_unsupported_parallelism_skips_and_names_capable_backends(quick: pytest.Pytester) -> None:
+def test_unsupported_parallelism_skips(quick: pytest.Pytester) -> None:
     quick.makepyfile(
         "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)\n"
         "def test_it(energy, backend): pass\n"
@@ -115,8 +115,8 @@ def test_unsupported_parallelism_skips_and_names_capable_backends(quick: pytest.
     result = quick.runpytest("-rs", "--energy-backend=transformers,openvino")
     result.assert_outcomes(skipped=2)
     text = " ".join(result.stdout.str().split())
-    assert "transformers does not offer pipeline parallelism; backends that do: vllm" in text
-    assert "openvino does not offer pipeline parallelism; backends that do: vllm" in text
+    assert "transformers does not offer pipeline parallelism" in text
+    assert "openvino does not offer pipeline parallelism" in text
 
 
 def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_report: Read) -> None:

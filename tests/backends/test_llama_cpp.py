@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from pytest_llenergy.backends.base import RankContext
-from pytest_llenergy.backends.llama_cpp import SPEC
-from pytest_llenergy.backends.llama_cpp.backend import BatchReply, LlamaCppBackend
+from pytest_llenergy.backends.llama_cpp import SPEC, BatchReply, LlamaCppBackend
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError, ModelError
@@ -164,7 +163,7 @@ class TestRefusals:
         whole = Path(resolve_model(None).location)
         with whole.open("rb") as file:
             (tmp_path / "broken.gguf").write_bytes(file.read(length))
-        with pytest.raises(ModelError, match=r"model broken\.gguf: llama\.cpp cannot load it \(") as caught:
+        with pytest.raises(ModelError, match=r"model broken\.gguf: llama-cpp cannot load it \(") as caught:
             LoadedRanks(SPEC, str(tmp_path / "broken.gguf"))
         assert reason in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 #: Two backends that never load anything: tests are refused earlier.
@@ -41,31 +39,20 @@ def text_of(result: pytest.RunResult) -> str:
 @pytest.mark.parametrize(
     ("mark", "reason"),
     [
-        (
-            "backend_options(dtype='float32')",
-            "other does not offer the load option dtype (it takes: none); backends that do: ",
-        ),
-        (
-            "backend_needs(cache='static')",
-            "other does not offer a static cache (it has: dynamic); backends that do: ",
-        ),
-        (
-            "backend_needs(timestamps='token')",
-            "other does not offer timestamps of each token (it has: step); backends that do: ",
-        ),
+        ("backend_options(dtype='float32')", "other does not offer the load option dtype (it takes: none)"),
         (
             "backend_needs(timestamps='token', cache='static')",
             "other does not offer a static cache (it has: dynamic) and timestamps of each token (it has: "
-            "step); backends that do: ",
+            "step)",
         ),
     ],
 )
-def test_a_backend_without_the_requirement_is_skipped_and_names_capable_ones(
+def test_a_backend_without_the_requirement_is_skipped_and_says_why(
     two: pytest.Pytester, mark: str, reason: str
 ) -> None:
     result = run(two, TEST.format(marks=f"@pytest.mark.{mark}"))
     result.assert_outcomes(passed=1, skipped=1)
-    assert re.search(re.escape(reason) + r"[\w, -]*\bone\b", text_of(result))
+    assert reason in text_of(result)
     result.stdout.fnmatch_lines(["given one *"])
 
 
@@ -80,7 +67,6 @@ def test_a_requirement_that_no_backend_meets_is_a_collection_error(two: pytest.P
     result = run(two, TEST.format(marks=marks))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "one does not offer placement parallelism" in text_of(result)
-    assert text_of(result).count("backends that do: none here") == 1
 
 
 def test_an_option_that_no_selected_backend_can_know_is_an_error(two: pytest.Pytester) -> None:
@@ -97,7 +83,7 @@ def test_several_devices_default_to_data_parallelism(two: pytest.Pytester) -> No
     result.assert_outcomes(passed=1, skipped=1)
     assert (
         "other does not offer data parallelism (with 2 devices and no mark parallel(...) a test is data "
-        "parallel); backends that do: transformers, openvino, "
+        "parallel)"
     ) in text_of(result)
 
 
@@ -108,15 +94,8 @@ def test_it(backend, i): pass
 """
 
 
-def test_marks_of_parameters_count(two: pytest.Pytester) -> None:
-    result = run(two, OF_A_PARAMETER.format(mark="backend_needs(cache='static')"))
-    result.assert_outcomes(passed=3, skipped=1)
-    assert "other does not offer a static cache (it has: dynamic); backends that do: " in text_of(result)
-
-
 def test_an_unmet_mark_of_a_parameter_is_a_collection_error(two: pytest.Pytester) -> None:
     result = run(two, OF_A_PARAMETER.format(mark="backend_needs(task='serve', cache='static')"))
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "test_an_unmet_mark_of_a_parameter_is_a_collection_error.py::test_it: " in text_of(result)
     assert "one does not offer the task serve (it has: generate)" in text_of(result)
-    assert "; backends that do: none here" in text_of(result)

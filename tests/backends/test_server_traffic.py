@@ -42,7 +42,7 @@ def served(backend: ServerBackend, inputs: Sequence[str | Request], **params: An
 
 def asked(backend: ServerBackend, last: int) -> list[dict[str, Any]]:
     """What the server was asked last."""
-    found: list[dict[str, Any]] = backend._endpoint.client.get("/asked").json()["asked"][-last:]
+    found: list[dict[str, Any]] = backend.client.get("/asked").json()["asked"][-last:]
     return found
 
 

@@ -277,6 +277,11 @@ class TestStreams:
         assert str(caught.value).startswith(message)
         assert "\n" not in str(caught.value)
 
+    def test_a_prompt_that_is_counted_differently_within_a_stream_is_refused(self) -> None:
+        parts = event("a", **usage(3, 1)), event("b", finish="length", **usage(9, 2)), DONE
+        with pytest.raises(FailedRequestError, match="counts 3 tokens in the prompt, and later 9"):
+            answer(*((120, part) for part in parts))
+
     @pytest.mark.parametrize(
         ("parts", "numbers"),
         [
@@ -292,19 +297,3 @@ class TestStreams:
             FailedRequestError, match=r"usage counts {} tokens, \w+ {} chunks".format(*numbers)
         ):
             answer(*((120, part) for part in parts), (150, DONE))
-
-    @pytest.mark.parametrize(
-        ("status", "is_rejected"),
-        [(400, True), (413, True), (422, True), (408, False), (429, False), (503, False)],
-    )
-    @pytest.mark.parametrize("place", ["status", "stream"])
-    def test_a_fault_of_the_request_is_told_from_a_busy_server(
-        self, status: int, is_rejected: bool, place: str
-    ) -> None:
-        error = json.dumps({"error": {"message": "no", "code": status}}).encode()
-        given = stream((120, error), status=status)
-        if place == "stream":
-            given = stream((120, b"data: " + error + b"\n\n"))
-        with pytest.raises(FailedRequestError) as caught:
-            read_answer(given, "request 1 of 1")
-        assert caught.value.is_rejected is is_rejected

@@ -22,7 +22,7 @@ from pytest_llenergy.backends import vllm
 from pytest_llenergy.backends.convert import pretrained_path
 from pytest_llenergy.backends.models import resolve_model
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
-from pytest_llenergy.backends.vllm.backend import VllmJob
+from pytest_llenergy.backends.vllm import VllmJob
 from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError, LLEnergyError, WorkerError
 from pytest_llenergy.ranks.group import RankGroup

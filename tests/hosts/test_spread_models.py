@@ -13,11 +13,10 @@ from threading import Timer
 
 import pytest
 
-from pytest_llenergy.backends.base import RankContext
 from pytest_llenergy.backends.models import ModelSource
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.devices.lease import Lease
-from pytest_llenergy.errors import BackendError, WorkerError
+from pytest_llenergy.errors import WorkerError
 from pytest_llenergy.ranks.group import RankGroup
 from pytest_llenergy.ranks.plan import HostDevices, ProcessPlan, plan_on_hosts
 from pytest_llenergy.ranks.pool import Load, RankPool
@@ -122,8 +121,3 @@ def require_end(directory: Path, ends: str) -> None:
         with pytest.raises(WorkerError, match=message):
             workload.work()
         assert time.monotonic() - start_s < 30
-
-
-def test_a_model_on_one_host_has_no_address_of_others() -> None:
-    with pytest.raises(BackendError, match=r"its model is on one host \(nodes is 1\)"):
-        RankContext().find_own_address()

@@ -266,9 +266,9 @@ def test_the_uncertainty_of_loads_that_are_too_short_reaches_the_capacity(seed: 
 
 LIMITS = slo(ttft=1.0, attainment=0.9)
 INVALID = Flag(name="gpu-processes", severity="invalid", detail="x")
-SATURATED, SHORT, ENDED, REFUSED, OUT_OF_TIME = (
+SATURATED, SHORT, ENDED, REFUSED = (
     Flag(name=name, severity="warning", detail="x")
-    for name in ("saturated", "short-load", "ended-early", "refused", "out-of-time")
+    for name in ("saturated", "short-load", "ended-early", "refused")
 )
 
 
@@ -299,7 +299,7 @@ def test_a_clear_round_decides_and_close_ones_count_together() -> None:
     assert is_within([close, missed, missed], LIMITS) is True
 
 
-@pytest.mark.parametrize("flag", [SATURATED, SHORT, ENDED, REFUSED, OUT_OF_TIME], ids=lambda flag: flag.name)
+@pytest.mark.parametrize("flag", [SATURATED, SHORT, ENDED, REFUSED], ids=lambda flag: flag.name)
 def test_a_round_without_a_steady_state_or_end_needs_no_other_one(flag: Flag) -> None:
     assert decided(waiting(0.9, flags=[flag]))
 
@@ -336,11 +336,10 @@ def test_a_short_load_is_neither_within_nor_exceeding(seconds: float) -> None:
     assert steady_requests([short], 1.0, 20) == 40
 
 
-def test_a_load_that_ended_early_exceeds_and_one_out_of_time_has_no_result() -> None:
+def test_a_load_that_ended_early_exceeds() -> None:
     good = waiting(0.1)
     assert is_within([good, waiting(0.1, flags=[ENDED])], LIMITS) is False
     assert is_within([good, waiting(0.1, flags=[REFUSED])], LIMITS) is False
-    assert is_within([good, waiting(0.1, flags=[OUT_OF_TIME])], LIMITS) is None
     assert is_within([good, waiting(0.1, flags=[ENDED, INVALID])], LIMITS) is True
 
 

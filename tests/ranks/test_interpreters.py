@@ -122,9 +122,9 @@ class TestWhatIsMissing:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            (None, "cannot be started (No such file or directory)"),
+            (None, "cannot be used ([Errno 2] No such file or directory: '{python}')"),
             ("", "is not a working Python (exit code 0)"),
-            ("echo no >&2; exit 3", "is not a working Python (exit code 3: no)"),
+            ("echo no >&2; exit 3", "is not a working Python (no)"),
         ],
         ids=["absent", "silent", "failing"],
     )
@@ -137,10 +137,8 @@ class TestWhatIsMissing:
             python.chmod(0o755)
         with pytest.raises(BackendError) as caught:
             spec(python).explain_unavailable()
-        assert str(caught.value) == (
-            f"the Python of toy, {python}, {message}; name a Python interpreter, such as "
-            "vllm=.venvs/vllm/bin/python"
-        )
+        said = f"the Python of toy, {python}, {message.format(python=python)}; name a Python interpreter, "
+        assert str(caught.value) == f"{said}such as vllm=.venvs/vllm/bin/python"
 
 
 @pytest.mark.slow

@@ -18,12 +18,10 @@ from pytest_llenergy.backends.secrets import hide_keys
 from pytest_llenergy.backends.server.client import MAX_ERROR_CHARACTERS, Stream
 from pytest_llenergy.backends.server.events import iterate_events, join_texts, parse_json
 from pytest_llenergy.errors import BackendError
+from pytest_llenergy.record.record import Flag
 from pytest_llenergy.record.timeline import RequestTimeline
 
 END_OF_STREAM = b"[DONE]"
-
-#: Client errors of a server that has too much to do: a request that took too long, and too many requests.
-BUSY_STATUSES = (408, 429)
 
 #: How a test names a model that the server does not list.
 NAME_IT = 'name it with @pytest.mark.backend_options(model="NAME")'
@@ -37,6 +35,11 @@ REMEDIES = {
     "403": "does the API key allow it? OPENAI_API_KEY, or the variable that --energy-server-key-env names",
     "404": NAME_IT,
 }
+
+CACHE_UNKNOWN = "the server does not report prefix cache hits; switch its prefix cache off when starting it"
+
+#: From this many tokens on, a stream takes longer than one reading of the connection.
+STREAMED_TOKENS = 8
 
 PAGE = "answered with an HTML page; is this a server with the OpenAI API?"
 
@@ -89,13 +92,11 @@ class FailedRequestError(BackendError):
 
     Attributes:
         status: Status of its answer or of an error within the stream; 0 if the server gave none.
-        is_rejected: Whether the server would have answered no better at any load.
     """
 
-    def __init__(self, message: str, status: int = 0, *, is_wrong: bool = False) -> None:
+    def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
-        self.is_rejected = is_wrong or (300 <= status < 500 and status not in BUSY_STATUSES)
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,11 @@ def read_answer(stream: Stream, name: str) -> Answer:
         if chunk is not None:
             chunks.append(chunk)
         if event.usage is not None and event.usage.completion_tokens is not None:
+            before, now = usage and usage.prompt_tokens, event.usage.prompt_tokens
+            if before and now and before != now:
+                raise FailedRequestError(
+                    f"server: {name}: usage counts {before} tokens in the prompt, and later {now}"
+                )
             usage, counted = event.usage, len(chunks)
     finish = next((chunk.finish for chunk in reversed(chunks) if chunk.finish), None)
     if stream.broke or not (is_whole or (finish and usage)):
@@ -192,11 +198,10 @@ def read_answer(stream: Stream, name: str) -> Answer:
     if usage is None or produced is None or usage.prompt_tokens is None:
         raise FailedRequestError(
             f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must support "
-            "stream_options.include_usage",
-            is_wrong=True,
+            "stream_options.include_usage"
         )
     if usage.prompt_tokens < 1:
-        raise FailedRequestError(f"server: {name}: usage counts no tokens in the prompt", is_wrong=True)
+        raise FailedRequestError(f"server: {name}: usage counts no tokens in the prompt")
     _check_usage(chunks, produced, sum(chunk.has_text for chunk in chunks[counted:]), name)
     counts, doubt = _count_tokens(chunks, produced, finish)
     ids = [token for chunk in chunks for token in chunk.ids]
@@ -265,13 +270,11 @@ def _check_usage(chunks: Sequence[_Chunk], produced: int, later: int, name: str)
     elif produced < 1:
         raise FailedRequestError(f"server: {name}: no tokens were produced")
     elif not with_text:
-        raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
+        raise FailedRequestError(f"server: {name}: {produced} tokens but no text")
     elif _count_own(chunks) > produced:
         fault = f"usage counts {produced} tokens, but {with_text} chunks have text"
     if fault is not None:
-        raise FailedRequestError(
-            f"server: {name}: {fault}; the usage must be that of the whole answer", is_wrong=True
-        )
+        raise FailedRequestError(f"server: {name}: {fault}; the usage must be that of the whole answer")
 
 
 def _count_own(chunks: Sequence[_Chunk]) -> int:
@@ -345,7 +348,7 @@ def check_lengths(
     elif input_tokens not in (None, counted):
         fault = f"the server counts {counted} tokens in a prompt written to have {input_tokens}"
     if fault is not None:
-        raise FailedRequestError(f"server: {name}: {fault}", is_wrong=True)
+        raise FailedRequestError(f"server: {name}: {fault}")
 
 
 def explain_status(stream: Stream) -> str:
@@ -370,3 +373,35 @@ def error_text(body: str) -> str:
 def show_line(text: str) -> str:
     """Return a text of a server in one line of limited length, without keys."""
     return " ".join(join_texts([hide_keys(text)]).split())[:MAX_ERROR_CHARACTERS]
+
+
+def answer_flags(answers: Sequence[Answer], *, may_hit: bool = False) -> list[Flag]:
+    """Return flags about numbers that contradict each other, and about prefix cache hits if none may be."""
+    doubts = [answer.doubt for answer in answers if answer.doubt]
+    flags = []
+    if doubts:
+        detail = (
+            f"{len(doubts)} answers have no token times, because the server's counts contradict each other: "
+            f"{doubts[0]}"
+        )
+        flags.append(Flag(name="doubtful", severity="warning", detail=detail))
+    several = [each.request for each in answers if each.request.output_tokens >= STREAMED_TOKENS]
+    if several and 2 * sum(each.first_token_ns == each.last_token_ns for each in several) > len(several):
+        detail = (
+            "answers came whole, since the server or a proxy does not stream: times of tokens are those of "
+            "answers"
+        )
+        flags.append(Flag(name="doubtful", severity="warning", detail=detail))
+    if may_hit:
+        return flags
+    cached = [answer.request.cached_tokens for answer in answers]
+    hits = [tokens for tokens in cached if tokens]
+    if hits:
+        detail = (
+            f"prefix cache hit: {sum(hits)} prompt tokens of {len(hits)} requests were not computed; "
+            "switch the cache off when starting the server, or allow hits (prefix_cache=True)"
+        )
+        flags.append(Flag(name="prefix-cache", severity="invalid", detail=detail))
+    elif None in cached:
+        flags.append(Flag(name="prefix-cache", severity="warning", detail=CACHE_UNKNOWN))
+    return flags

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -48,7 +48,6 @@ class Stream:
     reads: list[tuple[int, bytes]] = field(default_factory=list)
     broke: str | None = None
     path: str = COMPLETIONS_PATH
-    ended: bool = False
     media: str = ""
     location: str = ""
 
@@ -121,17 +120,12 @@ class Client:
         body: bytes | None,
         path: str = COMPLETIONS_PATH,
         timeout_s: float | None = None,
-        watch: Callable[[Stream], None] = lambda _: None,
     ) -> Stream:
-        """Send one request and record when its parts arrive. Failures are recorded, too.
-
-        ``watch`` gets the stream when the request is sent.
-        """
+        """Send one request and record when its parts arrive. Failures are recorded, too."""
         import aiohttp
 
         stream = Stream(sent_ns=time.monotonic_ns(), path=path)
         tail = b""
-        watch(stream)
         try:
             async with self._session.request(
                 "GET" if body is None else "POST",
@@ -157,7 +151,6 @@ class Client:
         if END_OF_STREAM.search(tail):
             # Some servers neither end the answer nor close the connection, or do it wrong.
             stream.broke = None
-        stream.ended = True
         return stream
 
     def close(self) -> None:

@@ -7,58 +7,112 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pytest_llenergy.backends.load_phases import load_phases
+from pytest_llenergy.backends.server.answers import (
+    Answer,
+    FailedRequestError,
+    answer_flags,
+    check_lengths,
+    read_answer,
+)
 from pytest_llenergy.backends.server.client import Stream
 from pytest_llenergy.backends.server.dialects import Encoder
-from pytest_llenergy.backends.server.endpoint import (
-    Endpoint,
-    Exchange,
-    answer_flags,
-)
 from pytest_llenergy.backends.tasks import (
     DEFAULT_REQUESTS,
     Generation,
     GenerationParams,
-    Probe,
     ServedLoad,
     ServeParams,
 )
 from pytest_llenergy.backends.timeouts import END_WAIT_S
 from pytest_llenergy.backends.traffic.requests import Request
 from pytest_llenergy.errors import BackendError
-from pytest_llenergy.record.load_curve import Slo
 from pytest_llenergy.record.record import Flag
-from pytest_llenergy.record.served import ENDED_EARLY, FAILED, OUT_OF_TIME, REFUSED
+from pytest_llenergy.record.served import ENDED_EARLY, FAILED, REFUSED
+
+if TYPE_CHECKING:
+    from pytest_llenergy.backends.server.backend import ServerBackend
 
 #: A request is late beyond this share of the mean gap between requests, and at least this time (seconds).
 LATE_SHARE, LATE_S = 0.1, 0.01
 
 
 @dataclass
+class Exchange:
+    """A request and its stream, with the tokens that were asked for.
+
+    Attributes:
+        input_tokens: Tokens that the prompt must have; None if that is not known ahead.
+        due_ns: When it was to be sent; None in a closed loop.
+        ready_ns: When the client was able to send it, but for the limit on requests in flight.
+        number: Its place in the load, from 0.
+    """
+
+    stream: Stream
+    output_tokens: int
+    input_tokens: int | None = None
+    due_ns: int | None = None
+    ready_ns: int = 0
+    number: int = 0
+
+
+def read_answers(
+    server: ServerBackend, exchanges: Sequence[Exchange], params: GenerationParams, asked: int
+) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
+    """Return the exchanges with an answer, and the messages of the failed ones, out of ``asked``.
+
+    After measured time: a check whether the server has died takes a second.
+    """
+    if any(each.stream.broke for each in exchanges):
+        server.check_alive()
+    answered: list[tuple[Exchange, Answer]] = []
+    failures: list[str] = []
+    # A stop token may end any request.
+    is_full_length = params.ignore_eos and not params.stop_token_ids
+    for exchange in exchanges:
+        name = f"request {exchange.number + 1} of {asked}"
+        try:
+            answer = read_answer(exchange.stream, name)
+            check_lengths(
+                answer,
+                name,
+                asked=exchange.output_tokens,
+                input_tokens=exchange.input_tokens,
+                is_full_length=is_full_length,
+            )
+        except FailedRequestError as error:
+            failures.append(str(error))
+        else:
+            answered.append((exchange, answer))
+    return answered, failures
+
+
+@dataclass
 class BatchJob:
     """All prompts at once, one request each. ``bodies`` are encoded requests."""
 
-    endpoint: Endpoint
+    server: ServerBackend
     bodies: list[bytes]
     params: GenerationParams
 
     def before_round(self) -> None:
-        self.endpoint.check_answers()
+        self.server.check_answers()
 
     def run(self) -> list[Exchange]:
-        return self.endpoint.client.run(self._send())
+        return self.server.client.run(self._send())
 
     async def _send(self) -> list[Exchange]:
-        streams = await asyncio.gather(*map(self.endpoint.client.stream, self.bodies))
+        streams = await asyncio.gather(*map(self.server.client.stream, self.bodies))
         tokens = self.params.max_new_tokens
         return [Exchange(stream, tokens, number=number) for number, stream in enumerate(streams)]
 
     def result(self, outcome: list[Exchange]) -> Generation:
-        answered, failures = self.endpoint.read_answers(outcome, self.params, len(outcome))
+        answered, failures = read_answers(self.server, outcome, self.params, len(outcome))
         if failures:
             raise BackendError(failures[0])
         answers = [answer for _, answer in answered]
@@ -66,73 +120,18 @@ class BatchJob:
             texts=[answer.text for answer in answers],
             token_ids=[answer.token_ids for answer in answers],
             requests=[answer.request for answer in answers],
-            flags=[*self.endpoint.flags, *answer_flags(answers)],
+            flags=[*self.server.flags, *answer_flags(answers)],
         )
-
-
-@dataclass
-class MissCounter:
-    """Counts the requests of a load that have missed the SLO while it runs; ``allowed`` may.
-
-    It never overcounts: a first token does not arrive before the first byte, the end of a stream may come
-    some time after its last token, and what the end of the load (``last_ns``) cuts off has missed nothing.
-    """
-
-    slo: Slo
-    allowed: int
-    last_ns: int
-    sent: int = 0
-    missed: int = 0
-    _undecided: list[Stream] = field(default_factory=list)
-
-    def watch(self, stream: Stream) -> None:
-        """Add a request that is being sent."""
-        self.sent += 1
-        self._undecided.append(stream)
-
-    def is_over(self) -> bool:
-        """Look whether more requests than may have missed the SLO by now."""
-        now_ns = time.monotonic_ns()
-        if now_ns >= self.last_ns:
-            return self.missed > self.allowed
-        streams, self._undecided = self._undecided, []
-        for stream in streams:
-            if self._has_missed(stream, now_ns):
-                self.missed += 1
-            elif not stream.ended:
-                self._undecided.append(stream)
-        return self.missed > self.allowed
-
-    def _has_missed(self, stream: Stream, now_ns: int) -> bool:
-        if stream.ended and stream.failed:
-            return True
-        first_ns = stream.reads[0][0] if stream.reads else now_ns
-        if self.slo.ttft_s is not None and first_ns - stream.sent_ns > self.slo.ttft_s * 1e9:
-            return True
-        if self.slo.e2e_s is None:
-            return False
-        end_ns = stream.reads[-1][0] if stream.ended and stream.reads else now_ns
-        return end_ns - stream.sent_ns > (self.slo.e2e_s + END_WAIT_S) * 1e9
-
-
-def end_flag(probe: Probe, asked: int, counter: MissCounter) -> Flag:
-    """Return why a load ended before all of its requests were sent and answered."""
-    sent = f"the load ended with {counter.sent} of {asked} requests sent"
-    rest = "its energy and duration are those of what was sent, and its latencies are left out"
-    if counter.missed > counter.allowed:
-        missed = f"{counter.missed} missed the SLO, and {probe.allowed} of {probe.requests} may"
-        return Flag(name=ENDED_EARLY, severity="warning", detail=f"{sent}: {missed}; {rest}")
-    return Flag(name=OUT_OF_TIME, severity="warning", detail=f"{sent}, because its time was up; {rest}")
 
 
 @dataclass(frozen=True)
 class LoadOutcome:
-    """What was sent, when the load started and ended, and why a load of a search ``ended`` early."""
+    """What was sent, when the load started and ended, and whether its SLO could not be met any more."""
 
     exchanges: list[Exchange]
     start_ns: int
     end_ns: int
-    ended: Flag | None = None
+    is_cut: bool = False
 
 
 @dataclass
@@ -144,7 +143,7 @@ class LoadJob:
             each.
     """
 
-    endpoint: Endpoint
+    server: ServerBackend
     requests: list[Request]
     params: ServeParams
     encoder: Encoder
@@ -158,47 +157,28 @@ class LoadJob:
         }
         # Not from 0: a server that was measured before may still have those texts in its cache.
         self._run = time.time_ns()
-        self._failed: list[Exchange] = []
-        self._probed = 0
-        self._counter: MissCounter | None = None
-        #: When the requests of a load of a search end at the latest.
-        self._last_ns = 0
+        self._probed = self._failed = self._missed = 0
 
     def before_round(self) -> None:
-        self.endpoint.check_answers()
-        if (probe := self.params.probe) is not None:
-            self._last_ns = time.monotonic_ns() + round(probe.longest_s * 1e9)
+        self.server.check_answers()
 
     def run(self) -> LoadOutcome:
-        self._failed = []
+        self._failed = self._missed = 0
         self._run += 1
-        requests, probe, number = self.requests, self.params.probe, 0
-        if probe is not None:
-            assert self.params.slo is not None
-            number, self._probed = self._probed - probe.warmups, self._probed + 1
+        requests, number = self.requests, 0
+        if self.params.probe is not None:
+            number, self._probed = self._probed - self.params.probe.warmups, self._probed + 1
             requests = self.requests if number >= 0 else self.requests[:DEFAULT_REQUESTS]
-            # Misses of a warm-up decide nothing.
-            allowed = probe.allowed if number >= 0 else len(requests)
-            self._counter = MissCounter(self.params.slo, allowed, self._last_ns)
         start_ns = time.monotonic_ns()
         sending = self._send(requests, self.params.offsets_s(max(0, number)), start_ns)
-        exchanges = self.endpoint.client.run(sending)
-        end_ns = time.monotonic_ns()
-        ended = None
-        is_cut = len(exchanges) < len(requests) or end_ns > self._last_ns
-        if probe is not None and self._counter is not None and is_cut and not self._has_failed():
-            ended = end_flag(probe, len(requests), self._counter)
-        return LoadOutcome(exchanges, start_ns, end_ns, ended)
-
-    def _has_failed(self) -> bool:
-        return len(self._failed) > self.params.max_failures
+        exchanges = self.server.client.run(sending)
+        return LoadOutcome(exchanges, start_ns, time.monotonic_ns(), len(exchanges) < len(requests))
 
     def _is_over(self) -> bool:
-        """Whether too many requests have failed, or a load of a search needs no more of them."""
-        probe, now_ns = self.params.probe, time.monotonic_ns()
-        if self._has_failed() or probe is None or self._counter is None:
-            return self._has_failed()
-        return self._counter.is_over() or now_ns > min(probe.end_ns, self._last_ns)
+        """Whether too many requests have failed, or the SLO of a load of a search cannot be met any more."""
+        probe = self.params.probe
+        is_missed = probe is not None and self._missed > probe.allowed
+        return is_missed or self._failed > self.params.max_failures
 
     async def _send(
         self, requests: Sequence[Request], offsets_s: Sequence[float], start_ns: int
@@ -225,10 +205,12 @@ class LoadJob:
         async with slots:
             if self._is_over():
                 return None
-            stream = await self.endpoint.client.stream(
-                self._body(request), self.encoder.path, self._timeout_s(), self._watch
+            stream = await self.server.client.stream(
+                self._body(request), self.encoder.path, self.params.request_timeout_s
             )
-            exchange = Exchange(
+            self._failed += stream.failed
+            self._missed += stream.failed or self._is_late(stream)
+            return Exchange(
                 stream,
                 self.encoder.output_tokens(request),
                 None if request.history else request.input_tokens,
@@ -236,21 +218,19 @@ class LoadJob:
                 ready_ns,
                 number,
             )
-            # What the end of a search's time has cut off is no fault of the server.
-            if stream.failed and (self._counter is None or time.monotonic_ns() < self._last_ns):
-                self._failed.append(exchange)
-        return exchange
 
-    def _timeout_s(self) -> float | None:
-        """Return the longest time of a request, which in a search ends with the load."""
-        if self._counter is None:
-            return self.params.request_timeout_s
-        left_s = max((self._last_ns - time.monotonic_ns()) / 1e9, 1e-3)
-        return min(left_s, self.params.request_timeout_s or left_s)
+    def _is_late(self, stream: Stream) -> bool:
+        """Whether an answer exceeds the SLO, as far as can be seen without parsing it.
 
-    def _watch(self, stream: Stream) -> None:
-        if self._counter is not None:
-            self._counter.watch(stream)
+        Never counts too many: the first token comes with the first byte or later, and the last may come some
+        time before the end.
+        """
+        slo = self.params.slo
+        if slo is None or not stream.reads:
+            return False
+        first_s, last_s = ((each[0] - stream.sent_ns) / 1e9 for each in (stream.reads[0], stream.reads[-1]))
+        is_late = slo.ttft_s is not None and first_s > slo.ttft_s
+        return is_late or (slo.e2e_s is not None and last_s > slo.e2e_s + END_WAIT_S)
 
     def _body(self, request: Request) -> bytes:
         if self.reopen is None or not request.blocks:
@@ -259,21 +239,22 @@ class LoadJob:
         return self.encoder.encode(msgspec.structs.replace(request, prompt=opened))
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
-        in_search = self.params.probe is not None
-        answered, failures = self.endpoint.read_answers(
-            outcome.exchanges,
-            self.params,
-            len(self.requests),
-            search_rate=self.params.request_rate if in_search else None,
-        )
-        if outcome.ended is not None:
-            return self._part(outcome.ended, *_failed(failures, len(outcome.exchanges)))
+        answered, failures = read_answers(self.server, outcome.exchanges, self.params, len(self.requests))
         refusal = _refusal(failures, len(answered), self.params.max_failures)
         if refusal is not None:
-            if not in_search:
+            if self.params.probe is None:
                 raise BackendError(refusal)
             # No error, which would end the server: this one goes on, and takes lower rates.
             return self._part(Flag(name=REFUSED, severity="warning", detail=refusal))
+        if outcome.is_cut:
+            sent = len(outcome.exchanges)
+            detail = (
+                f"the load ended with {sent} of {len(self.requests)} requests sent, because too many had "
+                "missed the SLO; its energy and duration are those of what was sent, and its latencies are "
+                "left out"
+            )
+            ended = Flag(name=ENDED_EARLY, severity="warning", detail=detail)
+            return self._part(ended, *_failed(failures, sent))
         answered.sort(key=lambda each: each[0].stream.sent_ns)
         answers = [answer for _, answer in answered]
         is_capped = self.params.concurrency is not None
@@ -299,7 +280,7 @@ class LoadJob:
             spans=spans,
             failures=failures,
             flags=[
-                *self.endpoint.flags,
+                *self.server.flags,
                 *answer_flags(answers, may_hit=self.params.prefix_cache),
                 *self._late(max(_seconds(each.due_ns, each.ready_ns) for each in outcome.exchanges)),
                 *self._held(outcome.exchanges),
@@ -310,7 +291,7 @@ class LoadJob:
 
     def _part(self, *ended: Flag) -> ServedLoad:
         """Return the result of a load of which only a part was sent or answered."""
-        flags = [*self.endpoint.flags, *ended]
+        flags = [*self.server.flags, *ended]
         return ServedLoad(texts=[], token_ids=[], requests=[], exact=False, flags=flags)
 
     def _late(self, late_s: float) -> list[Flag]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -164,22 +162,6 @@ def check_listener(address: Address, server: ServerProcess) -> None:
             f"server: port {address.port} is answered by {who}, which the command did not start (a "
             "container, a daemon?); start it yourself and give its URL"
         )
-
-
-def is_port_closed(address: Address) -> bool:
-    """Whether nobody listens. Tries to connect: listeners of other users and containers are not visible.
-
-    Tries again for ``EXIT_WAIT_S``, since a killed process may close its connections before its listener.
-    """
-    end = time.monotonic() + EXIT_WAIT_S
-    while time.monotonic() < end:
-        with suppress(OSError):
-            try:
-                socket.create_connection((address.host, address.port), timeout=EXIT_WAIT_S).close()
-            except ConnectionRefusedError:
-                return True
-        time.sleep(0.05)
-    return False
 
 
 def find_running(target: str) -> ProcessFamily | None:

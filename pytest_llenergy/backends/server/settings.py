@@ -23,8 +23,6 @@ from pytest_llenergy.errors import BackendError
 #: Servers started by the plugin listen where no other host can reach them.
 HOST = "127.0.0.1"
 
-PLACEHOLDERS = ("model", "port", "host", "threads", "gpus")
-
 #: Where a server that listens at every address is reached.
 LOOPBACK = {"0.0.0.0": HOST, "::": "::1"}
 
@@ -77,9 +75,7 @@ class ServerSettings:
             )
         if not words and not text["url"]:
             raise BackendError("server: neither a command nor a url; give with_options(command=...) or url")
-        timeout_s = options.get("timeout_s") or SERVER_START_TIMEOUT_S
-        if not isinstance(timeout_s, (int, float)) or timeout_s <= 0:
-            raise BackendError(f"server: timeout_s is {timeout_s!r}, needs seconds, more than 0")
+        timeout_s = float(options.get("timeout_s") or SERVER_START_TIMEOUT_S)
         key_env = str(options.get("key_env") or KEY_ENV)
         if key_env != KEY_ENV and key_env not in os.environ:
             raise BackendError("server: the environment has no variable of the name that key_env gives")
@@ -113,14 +109,9 @@ class ServerSettings:
 
 def _split_command(command: str) -> tuple[str, ...]:
     try:
-        words = tuple(shlex.split(command))
+        return tuple(shlex.split(command))
     except ValueError as error:
         raise BackendError(f"server: the command cannot be read: {error}") from None
-    unknown = set(re.findall(r"\{([a-z_]+)\}", " ".join(words))).difference(PLACEHOLDERS)
-    if unknown:
-        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-        raise BackendError(f"server: the command has the placeholder {{{min(unknown)}}}; known: {known}")
-    return words
 
 
 def find_degrees(command: Sequence[str]) -> dict[str, int]:

@@ -134,6 +134,8 @@ def _convert(row: Any, column: str | None, block_tokens: int) -> Row:
         found = msgspec.convert(read_row(row, column, block_tokens), Row)
     except msgspec.ValidationError as error:
         raise LLEnergyError(str(error).replace("$.", "")) from None
+    if found.prompt is not None and found.input_tokens is not None:
+        raise LLEnergyError("it has a prompt and input_tokens, which say how long to write one")
     if found.prompt is None and found.input_tokens is None:
         raise LLEnergyError(
             f"no {column or 'prompt, messages, conversations or input_tokens'}; it has: "

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transformers backend in a rank: load a model, prepare batches."""
+"""The transformers backend in a rank: static batches, with a timestamp per step."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import Job, RankContext
-from pytest_llenergy.backends.batches import check_lengths, encode_prompts
+from pytest_llenergy.backends.base import RankContext
+from pytest_llenergy.backends.batches import batch_result, check_lengths, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import ModelSource, translate_load_errors
+from pytest_llenergy.backends.models import ModelSource, first_error_line, translate_load_errors
 from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types, type_name
-from pytest_llenergy.backends.tasks import GenerationParams
-from pytest_llenergy.backends.transformers import SPEC, jobs
-from pytest_llenergy.backends.transformers.jobs import TransformersJob, generation_config
+from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
+from pytest_llenergy.backends.transformers import SPEC
 from pytest_llenergy.backends.transformers.parallel import load_onto_devices
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.record.base import Primitive
@@ -27,8 +29,73 @@ RESERVED = (
     *("offload_folder", "config", "state_dict", "num_return_sequences", "return_dict_in_generate"),
 )
 
-#: Options that do not work with parts of a model on several devices.
-UNSHARDED = ("quantization_config", "prompt_lookup_num_tokens")
+#: What transformers raises for options and combinations that it does not take.
+INVALID_VALUE = (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+
+
+@contextmanager
+def translate_value_errors() -> Iterator[None]:
+    """Raise what transformers raises for values that it checks late as ``BackendError``."""
+    try:
+        yield
+    except INVALID_VALUE as error:
+        raise BackendError(f"transformers cannot generate: {first_error_line(error)}") from error
+
+
+class StepClock:
+    """A streamer that records when each decoding step produced its tokens.
+
+    ``generate`` calls ``put`` once with the prompt and then after each step, when its tokens have been copied
+    to the host, so the device has finished the step. A step gives each sequence one token, shape
+    ``(batch,)``; with drafted tokens it gives the only sequence several, shape ``(1, tokens)``.
+    """
+
+    def __init__(self) -> None:
+        self.tokens_ns: list[int] = []
+        self._prompt_seen = False
+
+    def put(self, tokens: Any) -> None:
+        """Record the time of a step, once per token that it gave a sequence."""
+        if self._prompt_seen:
+            count = tokens.shape[1] if tokens.dim() == 2 else 1
+            self.tokens_ns.extend([time.monotonic_ns()] * count)
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Do nothing: the last step was already recorded."""
+
+
+@dataclass
+class TransformersJob:
+    """A padded batch on the device.
+
+    Attributes:
+        ends: Tokens that end a sequence.
+    """
+
+    model: Any
+    tokenizer: Any
+    inputs: dict[str, Any]
+    config: Any
+    seed: int
+    ends: frozenset[int]
+
+    def run(self) -> tuple[Any, StepClock]:
+        """Return the token ids with prompts, and the times of the steps."""
+        import torch
+
+        torch.manual_seed(self.seed)
+        clock = StepClock()
+        with torch.inference_mode(), translate_value_errors():
+            output = self.model.generate(**self.inputs, generation_config=self.config, streamer=clock)
+        return output, clock
+
+    def result(self, outcome: tuple[Any, StepClock]) -> Generation:
+        output, clock = outcome
+        mask = self.inputs["attention_mask"]
+        token_ids = [cut_at_end(row, self.ends) for row in output[:, mask.shape[1] :].tolist()]
+        texts = self.tokenizer.batch_decode(token_ids, skip_special_tokens=True)
+        return batch_result(texts, token_ids, mask.sum(dim=1).tolist(), clock.tokens_ns)
 
 
 class TransformersBackend:
@@ -47,11 +114,6 @@ class TransformersBackend:
         #: Options of the library that apply to ``generate``; others are those of ``from_pretrained``.
         self._generation = {name: value for name, value in passed.items() if name in names}
         loading = {name: value for name, value in passed.items() if name not in names}
-        for kind in ("tensor", "placement"):
-            if (degree := getattr(context.parallel, kind)) > 1:
-                given = [name for name in UNSHARDED if options.get(name)]
-                if given:
-                    raise BackendError(f"transformers: {kind}={degree} does not work with {', '.join(given)}")
         with translate_load_errors("transformers", model, options):
             placement = self._read(model, loading, context)
         dtype = type_name(str(self._model.dtype))
@@ -126,21 +188,25 @@ class TransformersBackend:
         self._model.generation_config = GenerationConfig()
         return {eos} if isinstance(eos, int) else set(eos or ())
 
-    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> Job:
-        """Prepare a padded batch."""
+    def prepare(self, prompts: Sequence[str], params: GenerationParams) -> TransformersJob:
+        from transformers import GenerationConfig
+
         rows = encode_prompts("transformers", self._encode, prompts)
         inputs = self._tokenizer.pad({"input_ids": rows}, return_tensors="pt").to(self._device)
         limit = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         check_lengths("transformers", [len(row) for row in rows], params.max_new_tokens, limit)
         ends = frozenset({*params.stop_token_ids, *(() if params.ignore_eos else self._eos)})
-        pad = self._tokenizer.pad_token_id
         # On a GPU transformers would compile the steps of a static cache by default.
         compiles = {"disable_compile", "compile_config"} & self._generation.keys()
-        with jobs.translate_value_errors(self._generation):
-            config = generation_config(
-                params,
-                ends,
-                pad,
+        with translate_value_errors():
+            # Complete, so that nothing is left to the defaults of a model.
+            config = GenerationConfig(
+                max_new_tokens=params.max_new_tokens,
+                eos_token_id=sorted(ends) or None,
+                pad_token_id=self._tokenizer.pad_token_id,
+                cache_implementation="static" if params.cache == "static" else None,
+                do_sample=params.do_sample,
+                **params.drawn,
                 **({} if compiles else {"disable_compile": True}),
                 **self._generation,
             )
@@ -151,7 +217,6 @@ class TransformersBackend:
             config=config,
             seed=params.seed,
             ends=ends,
-            passed=self._generation,
         )
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:

