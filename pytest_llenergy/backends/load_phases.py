@@ -80,14 +80,9 @@ def load_phases(
 ) -> tuple[list[Span], list[Flag]]:
     """Return the phases of a load; without a steady state none, and a flag that gives the reason.
 
-    Args:
-        requests: The requests in the order of their send times.
-        concurrency: Requests in flight of a closed loop; None for an open loop.
-        start_ns: Start of the load (monotonic nanoseconds).
-        end_ns: End of the load.
-        due_ns: When each request of an open loop was due; empty if all were on time.
-        failed_ns: The same for each request that failed.
-        is_capped: Whether the client limited the requests in flight of an open loop.
+    The requests are in the order of their send times; ``concurrency`` is None for an open loop. ``due_ns``
+    is when each request of an open loop was due, empty if all were on time, and ``failed_ns`` the same for
+    those that failed. ``is_capped``: the client limited the requests in flight of an open loop.
     """
     load = _read_load(requests, due_ns, failed_ns)
     if load is None:

@@ -7,6 +7,7 @@ Errors of loading a model become one line.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,13 +67,8 @@ def resolve_model(spec: str | None) -> ModelSource:
         if preset not in LLAMA_SHAPES:
             raise ModelError(f"model {spec!r}: unknown preset; known: {', '.join(LLAMA_SHAPES)}")
         return ModelSource("random", preset)
-    try:
-        path = Path(spec).expanduser()
-        is_file = path.is_file()
-    except (OSError, RuntimeError) as error:
-        # A name that is too long, or the directory of an unknown user.
-        raise ModelError(f"model {spec!r}: {error}; name a file, a directory or a hub id") from None
-    if is_file:
+    path = Path(os.path.expanduser(spec))  # noqa: PTH111 - of an unknown user it is left as it is
+    if path.is_file():
         if path.suffix != ".gguf":
             raise ModelError(
                 f"model {spec!r}: a file must end in .gguf; name the directory for other formats"
@@ -147,36 +143,21 @@ def first_error_line(error: BaseException) -> str:
 
 
 def make_random_model(preset: str) -> tuple[Any, Any]:
-    """Return the model of a preset, and its tokenizer."""
+    """Return the model of a preset, and a tokenizer with one token per byte besides the special ones."""
     import torch
-
-    tokenizer = _byte_tokenizer()
-    torch.manual_seed(0)
-    return _random_llama(preset, len(tokenizer)), tokenizer
-
-
-def _byte_tokenizer() -> Any:
-    """Return a tokenizer with one token per byte and no others but the special ones."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate(["<pad>", "<bos>", "<eos>", *alphabet])}
     bytes_only = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bytes_only.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bytes_only, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-
-
-def _random_llama(preset: str, vocabulary: int) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=bytes_only, **special)
     shape = LLAMA_SHAPES[preset]
     config = LlamaConfig(
-        vocab_size=vocabulary,
+        vocab_size=len(tokenizer),
         num_attention_heads=shape["hidden_size"] // 64,
         num_key_value_heads=2,
         max_position_embeddings=4096,
@@ -186,7 +167,8 @@ def _random_llama(preset: str, vocabulary: int) -> Any:
         tie_word_embeddings=False,
         **shape,
     )
+    torch.manual_seed(0)
     model: Any = LlamaForCausalLM(config)
     # The usual small initialisation makes all tokens nearly equally likely; these weights separate them.
     torch.nn.init.normal_(model.lm_head.weight, std=0.5)
-    return model
+    return model, tokenizer

@@ -98,15 +98,12 @@ class OnnxRuntimeJob:
     steps: int
     ends: frozenset[int]
 
-    def generator(self) -> Any:
-        """Return a new generator, without state of earlier runs."""
-        params = self.genai.GeneratorParams(self.model)
-        params.set_search_options(**self.search)
-        return self.genai.Generator(self.model, params)
-
     def run(self) -> tuple[list[list[int]], list[int], int]:
         """Return the tokens of each step, their times, and the length of a row at the end."""
-        generator = self.generator()
+        params = self.genai.GeneratorParams(self.model)
+        params.set_search_options(**self.search)
+        # A new one, without state of earlier runs.
+        generator = self.genai.Generator(self.model, params)
         generator.append_tokens(self.inputs)
         tokens: list[list[int]] = []
         times_ns: list[int] = []

@@ -107,58 +107,6 @@ class TestGenerateArguments:
         )
 
 
-def test_unsupported_parallelism_skips(quick: pytest.Pytester) -> None:
-    quick.makepyfile(
-        "import pytest\n@pytest.mark.gpus(2, fallback='cpu')\n@pytest.mark.parallel(pipeline=2)\n"
-        "def test_it(energy, backend): pass\n"
-    )
-    result = quick.runpytest("-rs", "--energy-backend=transformers,openvino")
-    result.assert_outcomes(skipped=2)
-    text = " ".join(result.stdout.str().split())
-    assert "transformers does not offer pipeline parallelism" in text
-    assert "openvino does not offer pipeline parallelism" in text
-
-
-def test_backends_come_from_hooks_and_entry_points(quick: pytest.Pytester, read_report: Read) -> None:
-    (quick.path / "echoing.py").write_text(
-        """
-from pytest_llenergy.backends.base import BackendSpec
-from pytest_llenergy.backends.base import Capabilities
-from pytest_llenergy.backends.tasks import Generation
-from pytest_llenergy.record.record import BackendInfo
-from pytest_llenergy.record.timeline import RequestTimeline
-
-class Job:
-    def __init__(self, prompts): self.prompts = prompts
-    def run(self): pass
-    def result(self, outcome):
-        requests = [RequestTimeline(input_tokens=1, output_tokens=1) for _ in self.prompts]
-        return Generation(texts=list(self.prompts), token_ids=[[0] for _ in self.prompts], requests=requests)
-
-class Echo:
-    def load(self, model, options, context):
-        return BackendInfo(name="echo", version="1", model=model.label)
-    def prepare(self, prompts, params): return Job(prompts)
-    def synchronize(self): pass
-    def close(self): pass
-
-SPEC = BackendSpec("echo", "echoing:Echo", (), "pip install echo", Capabilities(data=True))
-"""
-    )
-    conftest = quick.path / "conftest.py"
-    hook = "\ndef pytest_llenergy_backends(config):\n    import echoing\n    return [echoing.SPEC]\n"
-    conftest.write_text(conftest.read_text() + hook)
-    quick.makepyfile(
-        "def test_it(energy, backend):\n    assert energy(backend.generate, ['hi']).result.texts == ['hi']\n"
-    )
-    result = quick.runpytest_subprocess("--energy-report", "--energy-backend=echo", "-p", "no:cacheprovider")
-    result.assert_outcomes(passed=1)
-    (record,) = read_report()["records"]
-    assert record["id"].endswith("test_it[echo]")
-    assert record["backend"]["name"] == "echo"
-    assert record["metrics"]["time_to_first_token_s"]["reason"] == "no token timestamps"
-
-
 def test_a_user_fixture_named_backend_is_not_parametrised(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         "import pytest\n@pytest.fixture\ndef backend(): return 'mine'\n"

@@ -105,19 +105,6 @@ class TestTimes:
         assert BatchReply(actual, sent_ns=1_000_000, received_ns=5_000_000).start_ns() == 2_000_000
         assert BatchReply(actual, sent_ns=1_000_000, received_ns=3_500_000).start_ns() is None
 
-    def test_no_prefix_is_kept_between_rounds(self, smollm: LoadedRanks) -> None:
-        """By default a repeated prompt would cost almost nothing."""
-
-        def prefill_ns(words: str) -> int:
-            _, timeline = smollm.generate([f"{words} two three four five six seven eight nine ten " * 4])
-            ((start_ns, border_ns),) = timeline.borders_ns
-            return border_ns - start_ns
-
-        # The shortest, since a busy host may interrupt any.
-        new_ns = min(map(prefill_ns, ("another", "some", "other", "new", "one")))
-        assert smollm.info.options["prefix_caching"] is False
-        assert min(prefill_ns("one") for _ in range(3)) > new_ns / 4
-
 
 class TestProcess:
     def test_no_port_is_open_and_the_socket_is_private(self, smollm: LoadedRanks) -> None:

@@ -54,26 +54,6 @@ def in_process(model: str, **options: str) -> OnnxRuntimeBackend:
 
 
 class TestTokens:
-    def test_a_padded_batch_gives_what_each_prompt_gives_alone_with_a_static_cache(
-        self, tiny: LoadedRanks
-    ) -> None:
-        batch, _ = tiny.generate(PROMPTS, cache="static")
-        alone = [tiny.generate([prompt], cache="static")[0] for prompt in PROMPTS]
-        assert batch.token_ids == [each.token_ids[0] for each in alone]
-        assert len({tuple(ids) for ids in batch.token_ids}) == 3, "equal outputs would prove nothing"
-
-    def test_a_sequence_that_ends_early_counts_its_own_tokens(self, tiny: LoadedRanks) -> None:
-        free, _ = tiny.generate(PROMPTS)
-        stop = free.token_ids[0][2]
-        expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
-        generation, timeline = tiny.generate(PROMPTS, stop_token_ids=[stop])
-        assert generation.token_ids == expected
-        assert len(expected[0]) < 8
-        assert max(len(ids) for ids in expected) == 8
-        assert [out for _, out in counts(generation)] == [len(ids) for ids in expected]
-        early, late = timeline.requests[0], max(timeline.requests, key=lambda r: r.output_tokens)
-        assert early.last_token_ns < late.last_token_ns  # type: ignore[operator]
-
     def test_a_batch_stops_when_all_sequences_have_ended(self, tiny: LoadedRanks) -> None:
         free, _ = tiny.generate(PROMPTS[:1])
         stop = free.token_ids[0][2]

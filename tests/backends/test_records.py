@@ -10,26 +10,6 @@ import pytest
 
 Read = Callable[..., dict[str, Any]]
 
-TEXT = """
-import pytest
-
-@pytest.mark.parametrize("n", [2])
-def test_generate(energy, backend, n):
-    run = energy(backend.generate, ["abc", "hello world"][:n], max_new_tokens=32, ignore_eos=True)
-    assert run.result.output_tokens == 64
-    assert run.energy_per_output_token_j == pytest.approx(run.energy_j / 64)
-    assert run.output_tokens_per_s > 1
-
-def test_text(backend):
-    with pytest.raises(Exception, match="generate: prompts must be .*, or of requests, found 'one prompt'"):
-        backend.generate("one prompt")
-
-def test_after():
-    # A process that has initialised CUDA fixes the devices that it and its forks can see.
-    import sys
-    assert not {"torch", "transformers"} & set(sys.modules)
-"""
-
 OTHERS = """
 import pytest
 from pytest_llenergy.backends.traffic import synthetic
@@ -82,31 +62,6 @@ def test_every_kind_of_work_is_recorded(quick: pytest.Pytester, read_report: Rea
     generation = requests["backend"]["generation"]
     assert generation["requests"] == "synthetic(count=3, input_tokens=20, output_tokens=2, seed=0)"
     assert generation["max_new_tokens"] == 2
-
-
-def check_generation(record: dict[str, Any]) -> None:
-    """Counts, phases that cover the round, latencies, settings."""
-    assert record["params"] == {"backend": "transformers", "n": 2}
-    generation = record["backend"]["generation"]
-    expected = {"max_new_tokens": 32, "do_sample": False, "seed": 0, "ignore_eos": True, "cache": "dynamic"}
-    assert expected.items() <= generation.items()
-    for round_ in record["rounds"]:
-        assert round_["tokens"] == {"input": 14, "output": 64}
-        assert round_["requests"] == 2
-        prefill, decode = round_["phases"]
-        assert (prefill["name"], decode["name"]) == ("prefill", "decode")
-        assert abs(prefill["duration_s"] + decode["duration_s"] - round_["duration_s"]) < 1e-8
-        assert prefill["duration_s"] == pytest.approx(round_["time_to_first_token_s"], abs=1e-6)
-        # 31 gaps between 32 tokens.
-        assert round_["inter_token_latency_s"] * 31 <= decode["duration_s"]
-        assert round_["inter_token_latency_s"] * 31 == pytest.approx(decode["duration_s"], rel=0.2)
-        # The ten-watt meter ticks at every reading, so the longer phase is always resolved.
-        truth = 10 * decode["duration_s"]
-        assert decode["energy_j"] == pytest.approx(truth, abs=4 * decode["energy_u_j"] + 0.01)
-        if prefill["energy_j"] is not None:
-            assert prefill["energy_j"] + decode["energy_j"] == pytest.approx(round_["energy_j"])
-    for name in ("energy_j", "energy_per_request_j", "net_energy_j", "mean_power_w", "peak_memory_bytes"):
-        assert record["metrics"][name]["value"] is not None
 
 
 def check_shards(record: dict[str, Any]) -> None:

@@ -69,35 +69,6 @@ def test_an_overloaded_server_is_saturated_in_table_record_and_gate(
     assert "saturated: achieved " in (quick.path / "page.html").read_text()
 
 
-def test_a_server_that_refuses_what_is_too_much_has_no_steady_figure(
-    quick: pytest.Pytester, read_report: Read
-) -> None:
-    """40 requests/s are possible, and 160 are asked for: two are served at a time, and two wait."""
-    quick.makepyfile(
-        """
-        def test_it(energy, backend):
-            energy(
-                backend.serve, ["abc"], request_rate=160.0, num_requests=80, max_new_tokens=2,
-                max_failures=79)
-        """
-    )
-    command = scripted(slots=2, first=0.025, step=0.025, queue=2)
-    result = quick.runpytest(*QUICK, f"--energy-server={command}")
-    result.assert_outcomes(passed=1)
-    result.stdout.re_match_lines(
-        [r"saturated: test_it server: . of . rounds: \d\d of 80 requests failed, asked for.*"]
-    )
-    (record,) = read_report()["records"]
-    for round_ in record["rounds"]:
-        assert round_["phases"] == []
-        (detail,) = (flag["detail"] for flag in round_["flags"] if flag["name"] == "saturated")
-        failures = len(round_["served"]["failures"])
-        assert detail.startswith(
-            f"{failures} of 80 requests failed, asked for 160 requests/s; lower the rate"
-        )
-    assert record["metrics"]["steady_energy_per_output_token_j"]["value"] is None
-
-
 def test_without_configuration_the_server_is_left_out_unless_named(quick: pytest.Pytester) -> None:
     quick.makepyfile("def test_it(energy, backend): pass\n")
     quick.runpytest("--energy-model=random:llama-tiny", "-rs").stdout.no_fnmatch_line("*energy-server-*")
@@ -148,10 +119,6 @@ class TestCpuTime:
             while psutil.Process(pid).cpu_times().user < theirs_s + 0.3:
                 time.sleep(0.05)
             assert cpu_time_used_s(before, use.cpu_times_s()) >= 0.29
-
-    def test_a_rank_without_workers_counts_its_own_cpu_time(self) -> None:
-        assert BackendProcesses().pids() == frozenset()
-        assert BackendProcesses().servers == ()
 
 
 def test_a_history_that_the_server_cuts_is_refused(quick: pytest.Pytester) -> None:

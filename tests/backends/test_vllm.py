@@ -82,17 +82,6 @@ class TestOneProcess:
         assert free.token_ids == expected.token_ids
         assert free.texts == expected.texts
 
-    def test_a_sequence_that_ends_early_counts_its_own_tokens(
-        self, alone: LoadedRanks, free: Generation
-    ) -> None:
-        stop = free.token_ids[0][2]
-        stopped, timeline = alone.generate(PROMPTS, stop_token_ids=[stop])
-        expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free.token_ids]
-        assert stopped.token_ids == expected
-        assert [made for _, made in counts(stopped)] == [len(ids) for ids in expected]
-        early, late = timeline.requests[0], max(timeline.requests, key=lambda each: each.output_tokens)
-        assert (early.last_token_ns or 0) < (late.last_token_ns or 0)
-
     def test_each_token_has_a_timestamp_within_the_round(self, alone: LoadedRanks) -> None:
         _, timeline = alone.generate(PROMPTS, max_new_tokens=6)
         ((start_ns, border_ns),) = timeline.borders_ns

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,8 +79,8 @@ def dataset(
                 break
             try:
                 decoded = _decode(row) if isinstance(row, bytes) else row
-                whole = _convert(decoded, column, block_tokens)
-                requests.append(_make_request(where, whole, output_tokens))
+                found = read_row(decoded, column, block_tokens)
+                requests.append(_make_request(where, found, output_tokens))
             except LLEnergyError as error:
                 if not skip_bad_rows:
                     raise LLEnergyError(f"{where}: {error}") from None
@@ -129,25 +129,21 @@ def _decode(data: bytes) -> Any:
         raise LLEnergyError(f"not JSON in UTF-8: {error}") from None
 
 
-def _convert(row: Any, column: str | None, block_tokens: int) -> Row:
+def _make_request(where: str, found: Mapping[str, Any], output_tokens: int | None) -> Request:
+    """Return the request of a row. ``output_tokens`` is for rows with neither a length nor an answer."""
     try:
-        found = msgspec.convert(read_row(row, column, block_tokens), Row)
+        row = msgspec.convert(found, Row)
     except msgspec.ValidationError as error:
         raise LLEnergyError(str(error).replace("$.", "")) from None
-    if found.prompt is not None and found.input_tokens is not None:
+    if row.prompt is not None and row.input_tokens is not None:
         raise LLEnergyError("it has a prompt and input_tokens, which say how long to write one")
-    if found.prompt is None and found.input_tokens is None:
-        raise LLEnergyError(
-            f"no {column or 'prompt, messages, conversations or input_tokens'}; it has: "
-            f"{', '.join(map(str, row)) or 'nothing'}; column= names the key of the prompt"
-        )
-    return found
-
-
-def _make_request(where: str, row: Row, output_tokens: int | None) -> Request:
-    """Return the request of a row. ``output_tokens`` is for rows with neither a length nor an answer."""
     blocks = row.blocks
-    if row.prompt is None and row.input_tokens is not None:
+    if row.prompt is None:
+        if row.input_tokens is None:
+            raise LLEnergyError(
+                f"no prompt, messages, conversations or input_tokens; it has: {', '.join(map(str, found))}; "
+                "column= names the key of the prompt"
+            )
         # Equal names are equal blocks, and the rest is this prompt's own. Its name is that of its place
         # without the path: the digest of a data set must not depend on where it is.
         rest = row.input_tokens - sum(tokens for _, tokens in blocks)

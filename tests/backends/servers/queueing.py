@@ -4,11 +4,9 @@
 Each of ``slots`` serves one request in exactly ``service`` seconds, and requests wait in the order of their
 arrival: the capacity is slots / service requests per second. The first token comes when the service begins,
 the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
-does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. A stream ends
-``linger`` seconds after its tokens. The file ``orders`` may contain what else the server does: ``refuse``
-what is sent while it is busy (``bad``: as faulty; ``error``: the same within a stream), ``close`` for all
-requests, ``cache`` a token of each prompt, leave out a token (``short``), or ``exit``. A line for each start
-goes to the file ``orders`` + ``.starts``.
+does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. The file ``orders`` may contain what else the server does: ``refuse``
+what is sent while it is busy, ``close`` for all requests, ``cache`` a token of each prompt, or ``exit``. A
+line for each start goes to the file ``orders`` + ``.starts``.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import Any
 
 from aiohttp import web
 
-SETTINGS = {"slots": "2", "service": "0.1", "breaks": "0", "linger": "0", "orders": os.devnull}
+SETTINGS = {"slots": "2", "service": "0.1", "breaks": "0", "orders": os.devnull}
 
 
 class Queue:
@@ -51,13 +49,6 @@ async def complete(request: web.Request) -> web.StreamResponse:
     order = Path(SETTINGS["orders"]).read_text() if total > 1 else ""
     if order == "exit":
         os._exit(3)
-    if order == "bad" and queue.in_flight:
-        return web.Response(status=400, text="too long")
-    if order == "error" and queue.in_flight:
-        answer = await begin_stream(request)
-        await send(answer, {"error": {"message": "too long", "code": 400}})
-        await answer.write_eof()
-        return answer
     if order == "close" or (order == "refuse" and queue.in_flight):
         return web.Response(status=503, text="queue full")
     # The backend's probes ask for one token; they take no slot.
@@ -65,7 +56,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
     queue.served += total > 1
     queue.in_flight += 1
     try:
-        return await serve(request, begin_s, total - (order == "short"), int(order == "cache"))
+        return await serve(request, begin_s, total, int(order == "cache"))
     finally:
         queue.in_flight -= 1
 
@@ -84,7 +75,6 @@ async def serve(request: web.Request, begin_s: float, total: int, cached: int) -
     usage["prompt_tokens_details"] = {"cached_tokens": cached}
     await send(answer, {"choices": [{"text": "", "finish_reason": "length"}]})
     await send(answer, {"choices": [], "usage": usage})
-    await asyncio.sleep(float(SETTINGS["linger"]))
     await answer.write(b"data: [DONE]\n\n")
     await answer.write_eof()
     return answer

@@ -8,8 +8,7 @@ is refused, broken off or not answered for a minute. A chat prompt has ``templat
 
 With ``slots``, so many requests are served at once and the others wait, first come, first served: the
 capacity is ``slots / (first + step * (chunks - 1))`` requests per second. Every fourth request that makes
-several chunks waits ``stall`` seconds before its last. With ``queue``, a request is refused with 503 while so
-many wait.
+several chunks waits ``stall`` seconds before its last.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any
 SETTINGS = {
     **{"fault": "", "owner": "scripted", "chunk": "1", "first": "0", "step": "0"},
     **{"cached": "0", "short": "0", "wait": "0", "slots": "0", "stall": "0", "template": "5"},
-    **{"queue": "1000000", "models": "tiny"},
+    "models": "tiny",
 }
 #: What was asked, in order, and the prompts.
 ASKED: list[dict[str, Any]] = []
@@ -77,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path == "/health":
-            ready = SETTINGS["fault"] != "sick" and time.monotonic() - STARTED_S >= float(SETTINGS["wait"])
+            ready = time.monotonic() - STARTED_S >= float(SETTINGS["wait"])
             self.say(200 if ready else 503, {"error": {"message": "Loading model"}})
         elif self.path == "/asked":
             self.say(200, {"asked": ASKED})
@@ -103,9 +102,6 @@ class Handler(BaseHTTPRequestHandler):
             self.say(404, {"error": {"message": f"The model `{asked['model']}` does not exist."}})
             return
         prompt = self.prompt(asked)
-        if len(SLOTS.waiting) >= int(SETTINGS["queue"]):
-            self.say(503, {"error": {"message": "the queue is full"}})
-            return
         if "!500" in prompt:
             self.say(500, {"error": {"message": "out of memory"}})
             return
@@ -129,7 +125,7 @@ class Handler(BaseHTTPRequestHandler):
             shared = max((len(common_prefix(prompt, each)) for each in PROMPTS), default=0)
             PROMPTS.append(prompt)
             usage["prompt_tokens_details"] = {"cached_tokens": shared}
-        elif SETTINGS["cached"] != "untold":
+        else:
             usage["prompt_tokens_details"] = {"cached_tokens": int(SETTINGS["cached"])}
         if "messages" in asked:
             self.event({"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
@@ -148,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
                 message = 1 if SETTINGS["fault"] == "miscounts" else made
                 event["usage"] = {**usage, "completion_tokens": message}
             self.event(event)
-            if "!drop" in prompt or (SETTINGS["fault"] == "drops" and asked["max_tokens"] > 1):
+            if "!drop" in prompt:
                 self.close_connection = True
                 return
         last: dict[str, Any] = {"delta": {}} if "messages" in asked else {"text": ""}
