@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sysconfig
-import venv
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_llenergy.backends.registry import BUILTIN
 from pytest_llenergy.backends.tasks import GenerationParams
 from pytest_llenergy.errors import BackendError
 
@@ -22,46 +17,6 @@ ASKS_FOR_BACKEND = """
 def test_it(energy, backend):
     energy(backend.generate, ["abc"], max_new_tokens=2)
 """
-
-
-@pytest.fixture(scope="module")
-def python_without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real environment with everything but torch and the backends' libraries."""
-    directory = tmp_path_factory.mktemp("environment")
-    venv.create(directory / "venv", symlinks=True)
-    packages = directory / "packages"
-    packages.mkdir()
-    hidden = ("torch", "transformers", "openvino", "accelerate", "onnxruntime", "xllamacpp")
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(hidden) and entry.suffix != ".pth":
-            (packages / entry.name).symlink_to(entry)
-    (site,) = (directory / "venv" / "lib").glob("python*/site-packages")
-    import pytest_llenergy
-
-    (site / "shared.pth").write_text(f"{packages}\n{Path(pytest_llenergy.__file__).parent.parent}\n")
-    return directory / "venv" / "bin" / "python"
-
-
-def test_without_torch_tests_are_skipped_with_the_reason_and_the_pip_line(
-    quick: pytest.Pytester, read_report: Read, python_without_torch: Path
-) -> None:
-    quick.makepyfile(ASKS_FOR_BACKEND + "def test_plain(energy):\n    energy(sum, [1])\n")
-    done = subprocess.run(
-        [python_without_torch, "-m", "pytest", "--energy-report", "-v", "-p", "no:cacheprovider"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"1 passed, {sum(spec.needs is None for spec in BUILTIN)} skipped" in done.stdout
-    reason = (
-        "transformers is not available: no module torch, transformers; "
-        "pip install 'pytest-llenergy[transformers]'"
-    )
-    assert f": {reason}" in " ".join(done.stdout.split())
-    skipped = [record for record in read_report()["records"] if record["status"] == "skipped"]
-    assert skipped[0]["reason"] == reason
-    assert "pip install 'pytest-llenergy[openvino]'" in skipped[1]["reason"]
 
 
 class TestGenerateArguments:

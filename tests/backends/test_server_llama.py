@@ -58,18 +58,6 @@ def test_a_repeated_prompt_is_computed_again(smollm: LoadedRanks) -> None:
         assert (made.cached_tokens > 0) is hit
 
 
-def test_open_and_closed_loops_serve_every_request(smollm: LoadedRanks) -> None:
-    for asked in ({"request_rate": 20.0}, {"concurrency": 2}):
-        made, timeline = serve(
-            smollm, SMOLLM_PROMPTS, max_new_tokens=6, ignore_eos=True, num_requests=6, **asked
-        )
-        assert [each.input_tokens for each in made.requests] == [2, 6, 2, 6, 2, 6]
-        assert made.output_tokens == 36
-        assert all(len(each.token_ns) == 6 for each in made.requests)
-        assert made.texts[0] == made.texts[2] == made.texts[4]
-        assert timeline.served
-
-
 def test_cpu_time_of_the_server_counts_in_the_round(smollm: LoadedRanks) -> None:
     """Almost all of the work is the server's; the client alone would have next to none."""
     _, timeline = smollm.generate(SMOLLM_PROMPTS, max_new_tokens=30)

@@ -51,17 +51,6 @@ def counts(made: ServedLoad) -> list[tuple[int, int]]:
 
 
 class TestLengths:
-    @pytest.mark.parametrize("owner", ["vllm", "scripted"])
-    @pytest.mark.parametrize("endpoint", ["completions", "chat"])
-    @pytest.mark.slow
-    def test_prompts_have_the_tokens_that_were_asked_for(self, owner: str, endpoint: str) -> None:
-        """A token is a letter here, so words do not fit evenly. Only one of the servers tokenizes for us."""
-        traffic = synthetic(count=4, input_tokens=123, input_stdev=20, output_tokens=6, output_stdev=2)
-        with loaded(owner=owner) as backend:
-            made = served(backend, traffic, concurrency=1, endpoint=endpoint, ignore_eos=True)
-        assert counts(made) == [(each.input_tokens, each.output_tokens) for each in traffic]
-        assert len(set(counts(made))) == 4
-
     @pytest.mark.slow
     def test_a_prompt_that_the_server_counts_otherwise_is_refused(self) -> None:
         with loaded() as backend:

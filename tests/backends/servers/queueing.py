@@ -4,9 +4,10 @@
 Each of ``slots`` serves one request in exactly ``service`` seconds, and requests wait in the order of their
 arrival: the capacity is slots / service requests per second. The first token comes when the service begins,
 the others at even times until it ends. Times are computed from arrivals, so a busy host delays chunks but
-does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. The file ``orders`` may contain what else the server does: ``refuse``
-what is sent while it is busy, ``close`` for all requests, ``cache`` a token of each prompt, or ``exit``. A
-line for each start goes to the file ``orders`` + ``.starts``.
+does not lower the capacity. The connection of a request after the first ``breaks`` is dropped. The file
+``orders`` may contain what else the server does: ``refuse`` what is sent while it is busy, ``close`` for all
+requests, ``cache`` a token of each prompt, or ``exit``. A line for each start goes to the file ``orders`` +
+``.starts``.
 """
 
 from __future__ import annotations
