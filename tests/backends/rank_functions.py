@@ -6,13 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 
-def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[str, Any]:
-    """Load a model by the backend and run one forward pass. Returns logits and the local and full shapes of
-    parameters.
-    """
+def held(degrees: dict[str, int], model: str) -> dict[str, Any]:
+    """Load a model by the backend. Returns the local and full shapes of parameters."""
     import os
-
-    import torch
 
     from pytest_llenergy.backends.base import RankContext
     from pytest_llenergy.backends.models import resolve_model
@@ -24,19 +20,11 @@ def forward(degrees: dict[str, int], model: str, ids: list[list[int]]) -> dict[s
     context = RankContext(rank=rank, local_rank=rank, world_size=world_size, parallel=Parallel(**degrees))
     info = backend.load(resolve_model(model), {"dtype": "float32"}, context)
     loaded = backend._model
-    with torch.inference_mode():
-        logits = loaded(torch.tensor(ids)).logits
     shapes = {}
     for name, parameter in loaded.named_parameters():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         shapes[name] = (tuple(local.shape), tuple(parameter.shape))
-    return {
-        "logits": logits.flatten().tolist(),
-        "shapes": shapes,
-        "options": info.options,
-        "wrapped": type(loaded).__name__,
-        "pid": os.getpid(),
-    }
+    return {"shapes": shapes, "options": info.options}
 
 
 def refusal_of_no_shards() -> str:
@@ -48,23 +36,6 @@ def refusal_of_no_shards() -> str:
 
     try:
         return str(verify_shards(torch.nn.Linear(3, 3), 2))
-    except BackendError as error:
-        return str(error)
-
-
-def refusal_of_layers_off_the_gpus(model: str, device_map: dict[str, str], directory: str) -> str:
-    """Load a model onto CPU and disk, as accelerate does when GPUs are too small."""
-    from transformers import AutoModelForCausalLM
-
-    from pytest_llenergy.backends.convert import pretrained_path
-    from pytest_llenergy.backends.models import resolve_model
-    from pytest_llenergy.backends.transformers.parallel import verify_placement
-    from pytest_llenergy.errors import BackendError
-
-    path = pretrained_path(resolve_model(model))
-    loaded = AutoModelForCausalLM.from_pretrained(path, device_map=device_map, offload_folder=directory)
-    try:
-        return str(verify_placement(loaded, 2))
     except BackendError as error:
         return str(error)
 

@@ -70,20 +70,6 @@ def test_a_load_ends_when_more_requests_have_missed_the_slo_than_may(
     assert (result.requests, result.texts, result.spans) == ([], [], [])
 
 
-def test_the_next_load_finds_an_idle_server(backend: ServerBackend) -> None:
-    """The server has taken some 80 requests when the first load ends, which it serves in two seconds."""
-    outcome, _ = run(job(backend, 400.0, 200, {"ttft": 0.2}, allowed=3))
-    assert outcome.is_cut
-    assert not any(each.stream.failed for each in outcome.exchanges)
-    _, result = run(job(backend, 20.0, 20, {"ttft": 5}, allowed=3))
-    assert _shortest_wait_s(result) < 0.8
-
-
-def _shortest_wait_s(result: ServedLoad) -> float:
-    """On a server that is not idle all wait, and on a busy host any may."""
-    return min((each.first_token_ns or 0) - (each.start_ns or 0) for each in result.requests) / 1e9
-
-
 @pytest.mark.parametrize("allowed", [None, 1], ids=["round", "search"])
 def test_a_server_that_died_before_a_load_is_reported(allowed: int | None) -> None:
     with loaded(command=queueing(), timeout_s=60) as (backend, _):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,9 +22,6 @@ from pytest_llenergy.devices.lease import Lease
 from pytest_llenergy.errors import BackendError
 from pytest_llenergy.ranks.plan import plan_processes
 from pytest_llenergy.record.record import Parallel
-
-from . import rank_functions
-from .loaded_ranks import TINY, LoadedRanks
 
 #: Device map of accelerate for a model with four layers on two GPUs.
 MAP = {
@@ -99,18 +95,3 @@ def test_a_device_left_out_by_accelerate_is_an_error() -> None:
     """accelerate leaves out devices that get no layer."""
     with pytest.raises(BackendError, match=r"placement=4 was requested.* are on cuda:0, cuda:1 "):
         verify_placement(Placed(["cuda:0", "cuda:1"], MAP), 4)
-
-
-def test_layers_off_the_gpus_are_an_error(tmp_path: Path) -> None:
-    """A real model that accelerate placed on CPU and disk."""
-    device_map = {**dict.fromkeys(MAP, "cpu"), "model.rotary_emb": "cpu", "model.layers.1": "disk"}
-    for layer in ("model.layers.2", "model.layers.3"):
-        del device_map[layer]
-    with LoadedRanks() as ranks:
-        (refusal,) = ranks.call(
-            rank_functions.refusal_of_layers_off_the_gpus, TINY, device_map, str(tmp_path)
-        )
-    assert str(refusal).startswith(
-        "transformers: placement=2 was requested, but the layers are on cpu, meta (meta"
-    )
-    assert "model.layers.1: disk; " in str(refusal)

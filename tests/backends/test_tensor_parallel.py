@@ -19,8 +19,6 @@ from .loaded_ranks import PROMPTS, TINY, LoadedRanks
 
 Read = Callable[..., dict[str, Any]]
 
-IDS = [[20, 30, 40, 50, 60, 70], [25, 24, 23, 22, 21, 20]]
-
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[LoadedRanks]:
@@ -34,16 +32,10 @@ def pair() -> Iterator[LoadedRanks]:
         yield ranks
 
 
-def loaded(ranks: LoadedRanks, function: Callable[..., Any] = rank_functions.forward) -> list[Any]:
-    """Return the shapes and logits of each rank."""
+def loaded(ranks: LoadedRanks, function: Callable[..., Any] = rank_functions.held) -> list[Any]:
+    """Return what each rank holds."""
     degrees = {"data": ranks.degrees.data, "tensor": ranks.degrees.tensor}
-    return ranks.call(function, degrees, TINY, IDS)
-
-
-def difference(one: list[float], two: list[float]) -> float:
-    """The largest, relative to the largest of the second."""
-    assert len(one) == len(two) > 0
-    return max(abs(a - b) for a, b in zip(one, two, strict=True)) / max(map(abs, two))
+    return ranks.call(function, degrees, TINY)
 
 
 class TestTwoRanks:
@@ -79,15 +71,6 @@ class TestTwoRanks:
         assert {each["parameters"] for each in found} == {whole}
         assert pair.info.options["parameters_of_rank"] == halves[0]
         assert "parameters_of_rank" not in single.info.options
-
-    def test_logits_match_one_process(self, single: LoadedRanks, pair: LoadedRanks) -> None:
-        (alone,) = loaded(single)
-        first, second = loaded(pair)
-        assert difference(first["logits"], alone["logits"]) <= 1e-4
-        assert first["logits"] == second["logits"]
-        assert len({alone["pid"], first["pid"], second["pid"]}) == 3
-        swapped = [*alone["logits"][1:], alone["logits"][0]]
-        assert difference(swapped, alone["logits"]) > 0.1, "equal logits would prove nothing"
 
     def test_greedy_tokens_match_one_process(self, single: LoadedRanks, pair: LoadedRanks) -> None:
         alone, _ = single.generate(PROMPTS, max_new_tokens=12)

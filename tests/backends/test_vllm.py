@@ -231,8 +231,6 @@ class TestRefusedOptions:
         ("given", "message"),
         [
             ({"seed": 1}, "vllm: the load option seed is not available: it is an argument of generate"),
-            ({"stream_interval": 4}, "vllm: the load option stream_interval is not available: the plugin se"),
-            ({"hf_token": "x"}, "vllm: the load option hf_token is not available: it is a secret, and opti"),
             (
                 {"enable_prefix_caching": True},
                 "vllm: the load option enable_prefix_caching is not available: the plugin sets it",
