@@ -49,7 +49,6 @@ def open_gang(
     directory: Path,
     method: Any = "spawn",
     prefix: Sequence[str] = (),
-    logs: Path | None = None,
     library: Path | None = None,
 ) -> Iterator[Gang]:
     """Start an agent on this host, n1, and one on n2, whose programs ``prefix`` runs.
@@ -70,7 +69,7 @@ def open_gang(
             named[f"n{slot + 1}"] = {"environment": environment, **own_host}
         opened = end.enter_context(closing(AgentGang(named)))
         for each in opened.hosts:
-            each.start_method, each.logs = method, logs
+            each.start_method = method
         yield Gang(list(opened.hosts), {each.name: each for each in opened.hosts}, locks)
 
 
