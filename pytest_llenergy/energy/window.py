@@ -220,7 +220,7 @@ def synchronize_gpus() -> None:
 class Measuring:
     """The open meters of one or several hosts, and windows measured with them. Windows may nest and overlap.
 
-    This is a synchronous and an asynchronous context manager; ``total`` is the window of the whole block.
+    This is a context manager; ``total`` is the window of the whole block.
     """
 
     def __init__(self, hosts: Sequence[WindowMeters], kind: type[Window] = Window) -> None:
@@ -294,22 +294,6 @@ class Measuring:
             self.total.__exit__(kind, error, traceback)
         finally:
             self.stop()
-
-    async def __aenter__(self) -> Measuring:
-        await run_in_thread(self.start)
-        self.total.__enter__()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            self.total.__exit__(kind, error, traceback)
-        finally:
-            await run_in_thread(self.stop)
 
 
 def measure(

@@ -116,16 +116,6 @@ def test_overlapping_windows_are_measured_separately(world: World) -> None:
         check(world, second)
 
 
-def test_async_windows_are_measured(world: World) -> None:
-    async def body(energy: Measuring) -> Window:
-        async with energy.window("async") as window:
-            await asyncio.sleep(0.1)
-        return window
-
-    with sampling(world) as energy:
-        check(world, asyncio.run(body(energy)))
-
-
 def test_the_first_reading_is_not_taken_for_a_tick(world: World) -> None:
     # The value of the first reading is about 340 ms old.
     world.update(0, latch_ns=400 * MS, latch_phase_ns=time.monotonic_ns() + 60 * MS)
@@ -243,7 +233,7 @@ def test_async_code_can_await_the_energy_without_blocking(world: World) -> None:
                 await asyncio.sleep(0.001)
 
         selection = Selection(tuple(open_nvml(Targets((world.board(0).uuid,)))), ())
-        async with Measuring([LocalWindows(selection)]) as energy:
+        with Measuring([LocalWindows(selection)]) as energy:
             async with energy.window("async") as window:
                 await asyncio.sleep(0.35)
             busy = asyncio.create_task(others())

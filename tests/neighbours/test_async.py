@@ -25,7 +25,7 @@ async def test_coroutine(energy):
 async def test_measure(energy_meter):
     with energy_meter("load"):
         time.sleep(0.2)
-    async with measure((), ["estimate"]) as energy:
+    with measure((), ["estimate"]) as energy:
         await {library}.sleep(0.05)
     assert energy.total.duration_s > 0.04
 """
