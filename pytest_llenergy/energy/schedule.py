@@ -145,7 +145,8 @@ class Timetable:
             sure = possible
         self._latest = sure = max(sure, self._latest + 1)
         possible = max(sure, possible)
-        if self.learning:
+        # One that came before it was due at all may be another one, if the counter ticks faster under load.
+        if self.learning or tick.latest_ns < self._predict(sure)[0] - reach_ns / 2:
             return tick
         return _narrow(tick, self._predict(sure)[0] - reach_ns, self._predict(possible)[0] + reach_ns)
 

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from pytest_llenergy.energy.host_window import trace_flags
+from pytest_llenergy.energy.quiet_gaps import quiet_power
 from pytest_llenergy.energy.trace import Series
 from pytest_llenergy.energy.window_arithmetic import energy_between, require_resolvable
 
@@ -213,3 +214,45 @@ def test_naps_of_a_device_raise_no_alarm() -> None:
             shown_j += 0.8 if time_ms % 700 == 0 else 6.0
         readings.append((time_ms, shown_j))
     assert series_of(*readings).outages == []
+
+
+@dataclass(frozen=True)
+class HastySensor(Sensor):
+    """A sensor that ticks every ``hasty_ns`` in the window."""
+
+    hasty_ns: int = 0
+
+    def counter_j(self, time_ns: int) -> float:
+        if not self._ticks:
+            moment = EPOCH - 20 * S + self.phase_ns
+            while moment < END + 20 * S:
+                self._ticks.append((moment, self.wave.energy_j(moment)))
+                moment += self.hasty_ns if START < moment < END else self.latch_ns
+        return Sensor.counter_j(self, time_ns)
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize(("idle_ms", "hasty_ms"), [(100, 50), (100, 20), (200, 60), (1000, 100)])
+def test_a_counter_that_ticks_faster_under_load_is_not_taken_to_tick_as_before(
+    idle_ms: int, hasty_ms: int, rounds: bool
+) -> None:
+    wave = Wave(((EPOCH - 20 * S, 80.0), (START, 300.0), (END, 80.0), (END + 20 * S, 80.0)))
+    gap_ns = max(350 * MS, round(3.6 * idle_ms * MS))
+    for seed in range(12):
+        rng = Random(seed)
+        sensor = HastySensor(wave, idle_ms * MS, phase_ns=rng.randrange(idle_ms * MS), hasty_ns=hasty_ms * MS)
+        spells = [
+            Spell(START - gap_ns, START, at_work=False),
+            Spell(START, END, at_work=True, window=not rounds),
+            Spell(END, END + gap_ns, at_work=False),
+        ]
+        meter_domain = domain(period_s=idle_ms / 1e3, highest_w=LIMIT_W)
+        series = simulate_reader(
+            [sensor], rng, START - gap_ns - 3 * S, END + gap_ns + S, meter_domain, spells[not rounds :]
+        )
+        gaps = (quiet_power(series, START - gap_ns, START), quiet_power(series, END, END + gap_ns))
+        energy = energy_between(series, START, END, *(gaps if rounds else ()))
+        energy = require_resolvable(energy, series, START, END)
+        assert energy.energy_j is not None
+        assert energy.u_j is not None
+        assert abs(energy.energy_j - wave.joules(START, END)) <= 2 * energy.u_j
