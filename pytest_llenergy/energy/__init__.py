@@ -20,9 +20,10 @@ except in quiet gaps and next to the edges of windows.
 
 **Trace.** Each reading goes to ``trace.Series.add``. If the joules have moved since the last one, that is a
 ``Tick``: energy, and the two moments between which the counter moved. ``Timetable`` narrows the ticks that
-were read late to their prediction. A counter that goes back, or moves by more than the device can draw,
-leaves an ``Outage``: windows that touch it have its reason in place of energy. A tick that did not come
-leaves a stall, whose energy is added to the uncertainty.
+were read late to their prediction, unless they came before they were due: a counter may tick faster under
+load. A counter that goes back, or moves by more than the device can draw, leaves an ``Outage``: windows that
+touch it have its reason in place of energy. A tick that did not come leaves a stall, whose energy is added
+to the uncertainty.
 
 **Window.** ``window.Window`` waits for the GPU, notes its start and its end, and tells the meters of each
 host (``window_meters``). Rounds (``measure/``) have their moments from the ranks. Once three more ticks have

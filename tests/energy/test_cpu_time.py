@@ -100,19 +100,6 @@ class TestSimulatedTree:
         assert tree.pids == {ROOT, CHILD}
         assert tree.cpu_time_s() == 0.0
 
-    def test_other_processes_do_not_count(self, table: FakeTable) -> None:
-        tree = ProcessTree({ROOT}, table)
-        table.processes[STRANGER].own_s += 9.0
-        table.fork(901, STRANGER, own_s=4.0)
-        table.processes[ROOT].own_s += 0.25
-        assert tree.cpu_time_s() == pytest.approx(0.25)
-
-    def test_new_descendants_count_in_full_whatever_the_order_of_their_ids(self, table: FakeTable) -> None:
-        tree = ProcessTree({ROOT}, table)
-        table.fork(50, CHILD, own_s=0.5)
-        table.fork(CHILD, ROOT, own_s=0.25)
-        assert tree.cpu_time_s() == pytest.approx(0.75)
-
     def test_the_sum_stays_the_same_when_a_child_is_waited_for(self, table: FakeTable) -> None:
         tree = ProcessTree({ROOT}, table)
         table.fork(CHILD, ROOT, own_s=0.3333)

@@ -141,14 +141,6 @@ def test_an_impossible_power_is_refused(tmp_path: Path, content: str) -> None:
     )
 
 
-@pytest.mark.parametrize("content", ["-1", "lots"])
-def test_an_impossible_energy_is_refused(tmp_path: Path, content: str) -> None:
-    path = chip(tmp_path, "hwmon0", "amd_energy", energy1_input=content)
-    assert refusal(tmp_path, "amd_energy") == (
-        f"hwmon: {path}/energy1_input reads {content!r}, which is not an energy in µJ"
-    )
-
-
 @pytest.mark.parametrize("content", [0, "fast", "-250", ""])
 def test_an_impossible_interval_counts_as_unknown(tmp_path: Path, content: str | int) -> None:
     chip(tmp_path, "hwmon0", "ina238", power1_input=1_000_000, update_interval=content)

@@ -327,13 +327,6 @@ def test_zones_hidden_by_a_container_engine_are_reported_as_hidden(tmp_path: Pat
         open_rapl(Targets(), powercap_root=tmp_path)
 
 
-def test_without_a_package_counter_the_searched_place_is_named(tmp_path: Path) -> None:
-    (tmp_path / "intel-rapl").mkdir()
-    with pytest.raises(MeterError) as caught:
-        open_rapl(Targets(), powercap_root=tmp_path)
-    assert str(caught.value) == f"rapl: no package counter under {tmp_path}"
-
-
 def test_no_file_descriptor_is_left_open(build: Build) -> None:
     machine = build(SERVER | {"intel-rapl:3": "package-1", "intel-rapl:3:0": "dram"})
     machine.moving.remove("intel-rapl:0:2")

@@ -106,11 +106,6 @@ class TestArguments:
         selection = open_meters(["command:watts --of a,b:c"], specs, CPU)
         assert [meter.name for meter in selection.meters] == ["command:watts --of a,b:c"]
 
-    def test_a_meter_that_needs_an_argument_is_never_chosen_by_default(self) -> None:
-        bench = Bench()
-        specs = bench.specs(bench.spec("a"), bench.spec("command", takes_argument=True))
-        assert [meter.name for meter in open_meters((), specs, CPU).meters] == ["a"]
-
     @pytest.mark.parametrize(
         ("name", "message"),
         [
@@ -140,11 +135,6 @@ def test_required_measurement_lists_every_reason() -> None:
         "no meter that measures (--energy-require=measured) for the CPU of this host: a: no driver; b: none"
     )
     assert bench.names == []
-
-
-def test_required_measurement_refuses_a_named_estimate() -> None:
-    with pytest.raises(MeterError, match="--energy-require=measured"):
-        open_meters(["estimate"], MeterRegistry(), CPU, require_measured=True)
 
 
 def test_a_named_meter_that_fails_to_open_closes_the_others() -> None:

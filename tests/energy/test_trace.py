@@ -50,11 +50,6 @@ def test_the_first_reading_is_a_tick_only_if_its_age_is_bounded() -> None:
     assert (tick.earliest_ns, tick.latest_ns) == (9 * MS, 10 * MS)
 
 
-def test_a_bounded_age_narrows_the_gap_of_a_tick() -> None:
-    ticks = series_of((0, 1.0), (100, 2.0), max_age_s=0.01).ticks
-    assert (ticks[-1].earliest_ns, ticks[-1].latest_ns, ticks[-1].gap_s) == (90 * MS, 100 * MS, 0.01)
-
-
 def test_after_a_long_pause_the_last_tick_is_no_older_than_the_period_allows() -> None:
     ticks = series_of((0, 1.0), (1000, 9.0), period_s=0.1).ticks
     assert (ticks[-1].earliest_ns, ticks[-1].latest_ns) == (850 * MS, 1000 * MS)
