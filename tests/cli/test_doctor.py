@@ -209,7 +209,7 @@ def test_a_lease_directory_that_cannot_be_used_is_wrong(
     monkeypatch.setenv("LLENERGY_LOCK_DIR", str(tmp_path / "missing" / "locks"))
     code, out = doctor("--no-steps")
     assert code == 1
-    assert f"wrong    LLENERGY_LOCK_DIR={tmp_path}/missing/locks: No such file or directory; " in out
+    assert f"wrong    LLENERGY_LOCK_DIR: {tmp_path}/missing/locks is no directory to which you may " in out
 
 
 def test_display_devices_are_found_on_the_bus_without_a_driver(tmp_path: Path) -> None:
