@@ -184,6 +184,8 @@ class VllmBackend:
             else:
                 self._llm = vllm.LLM(**arguments)
                 config = self._llm.llm_engine.vllm_config
+        if on_cpu:
+            _keep_kernels()
         if context.node_rank == 0:
             self._tokenizer: Any = self._llm.get_tokenizer()
             # Those of all hosts answer, in the order of their ranks.
@@ -317,6 +319,17 @@ def _node_arguments(context: RankContext) -> dict[str, Any]:
         # By default another one may be chosen, such as Ray's.
         "distributed_executor_backend": "mp",
     }
+
+
+def _keep_kernels() -> None:
+    """Keep vLLM from replacing its kernels again for the next model of this process.
+
+    They stay replaced. vLLM 0.32 fails in the second attempt after prompt lookup has imported numba: it looks
+    for kernels in every object of every module, and those of llvmlite have no attributes to look at.
+    """
+    from vllm.platforms import current_platform
+
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda _: None)
 
 
 def _describe_worker(worker: Any) -> tuple[int, int, int, str]:
