@@ -47,11 +47,12 @@ CONTINUOUS_S = 0.05
 
 
 class TickPoint(NamedTuple):
-    """A tick: its number, moment and weight in the fit."""
+    """A tick: its number, moment and weight in the fit, and whether it was observed closely."""
 
     number: int
     time_ns: float
     weight: float
+    close: bool
 
 
 class Timetable:
@@ -122,39 +123,46 @@ class Timetable:
             self._period_ns = None if period_s is None else period_s * 1e9
             if period_s is None or period_s < SHORTEST_PERIOD_S:
                 return tick
-        widest_ns, gap_ns = MAX_MARGIN_SHARE * self.period_ns, tick.latest_ns - tick.earliest_ns
-        if not self._points:
-            if gap_ns <= widest_ns:
-                self._fit(self._latest, tick)
+        gap_ns = tick.latest_ns - tick.earliest_ns
+        if gap_ns <= (MAX_MARGIN_SHARE * self.period_ns if self.learning else self._margin_ns):
+            self._latest = max(self._number(tick.time_ns), self._latest + 1) if self._points else self._latest
+            expected_ns, reach_ns = self._predict(self._latest)
+            if not self.learning and abs(tick.time_ns - expected_ns) > reach_ns + gap_ns / 2:
+                self._forget()
+            self._fit(tick.time_ns, gap_ns)
             return tick
-        if gap_ns <= widest_ns:
-            number = self._latest = max(self._number(tick.time_ns), self._latest + 1)
-            expected_ns, reach_ns = self._predict(number)
-            if abs(tick.time_ns - expected_ns) > reach_ns + gap_ns / 2 and not self.learning:
-                # The prediction was wrong.
-                self._points.clear()
-                self._margin_ns = 0.0
-            if self.learning or gap_ns <= self._margin_ns:
-                self._fit(number, tick)
-                return tick
-            return _narrow(tick, expected_ns - reach_ns, expected_ns + reach_ns)
+        if not self._points:
+            return tick
         # The reading shows the last tick before it: the one that had surely come, or the one after that.
         _, reach_ns = self._predict(self._number(tick.latest_ns))
         sure, possible = (self._number(tick.latest_ns + way * reach_ns, down=True) for way in (-1, 1))
         if self._predict(sure)[0] + reach_ns < tick.earliest_ns:
             sure = possible
         self._latest = sure = max(sure, self._latest + 1)
-        possible = max(sure, possible)
-        # One that came before it was due at all may be another one, if the counter ticks faster under load.
-        if self.learning or tick.latest_ns < self._predict(sure)[0] - reach_ns / 2:
+        if self.learning:
             return tick
-        return _narrow(tick, self._predict(sure)[0] - reach_ns, self._predict(possible)[0] + reach_ns)
+        (first_ns, _), (last_ns, _) = self._predict(sure), self._predict(max(sure, possible))
+        # As close to its prediction as the readings allow.
+        moment_ns = min(max(first_ns, tick.earliest_ns), tick.latest_ns)
+        if abs(moment_ns - first_ns) > reach_ns:
+            self._forget()
+            return tick
+        if moment_ns != first_ns and sure >= possible:
+            self._fit(moment_ns, self._margin_ns, close=False)
+        # One that came before it was due may be another one, if the counter ticks faster under load.
+        if first_ns - moment_ns > reach_ns / 2:
+            return tick
+        return _narrow(tick, first_ns - reach_ns, last_ns + reach_ns)
 
-    def _fit(self, number: int, tick: Tick) -> None:
-        """Fit the line to one more tick. Ticks are weighted by how closely they were observed."""
+    def _forget(self) -> None:
+        """Start anew, since a prediction was wrong."""
+        self._points.clear()
+        self._margin_ns = 0.0
+
+    def _fit(self, time_ns: float, gap_ns: float, *, close: bool = True) -> None:
+        """Fit the line to the latest tick. Ticks are weighted by how closely they were observed."""
         points = self._points
-        gap_ns = tick.latest_ns - tick.earliest_ns
-        points.append(TickPoint(number, tick.time_ns, 1 / (gap_ns**2 + (STEP_S * 1e9) ** 2)))
+        points.append(TickPoint(self._latest, time_ns, 1 / (gap_ns**2 + (STEP_S * 1e9) ** 2), close))
         total, start_ns = sum(p.weight for p in points), points[0].time_ns
         middle = sum(p.weight * p.number for p in points) / total
         middle_ns = start_ns + sum(p.weight * (p.time_ns - start_ns) for p in points) / total
@@ -163,10 +171,13 @@ class Timetable:
             offsets = [(p.weight, p.number - middle, p.time_ns - middle_ns) for p in points]
             products = sum(weight * x * y for weight, x, y in offsets)
             self._period_ns = products / sum(weight * x * x for weight, x, _ in offsets)
+        # A tick that was placed near its prediction does not show how far ticks come from theirs.
+        exact = [p for p in points if p.close]
         margin_ns = self._margin_ns or 1 / math.sqrt(points[-1].weight)
-        if len(points) > 3:
-            squares = sum(p.weight * (p.time_ns - self._predict(p.number)[0]) ** 2 for p in points) / total
-            margin_ns = MARGIN * math.sqrt(squares * len(points) / (len(points) - 2))
+        if len(exact) > 3:
+            squares = sum(p.weight * (p.time_ns - self._predict(p.number)[0]) ** 2 for p in exact)
+            squares /= sum(p.weight for p in exact)
+            margin_ns = MARGIN * math.sqrt(squares * len(exact) / (len(exact) - 2))
         self._margin_ns = min(max(margin_ns, SHORTEST_MARGIN_S * 1e9), MAX_MARGIN_SHARE * self.period_ns)
 
     def _number(self, time_ns: float, *, down: bool = False) -> int:
