@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 #: Variable with which GitHub Actions names the step summary.
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
-INTERRUPTED = (
-    "interrupted while the energy report was written: it may lack commit, machine, and what hooks do"
-)
-
 #: Phases after whose reports a test still runs. Other reports end it: teardown, or a crash.
 UNFINISHED = ("setup", "call")
 
@@ -161,7 +157,7 @@ class Controller:
             self._keep_report(session, exitstatus)
 
     def _keep_report(self, session: pytest.Session, exitstatus: int | pytest.ExitCode) -> None:
-        """Write report, page and step summary. Ctrl-C ends hooks and queries, never what is written."""
+        """Write report, page and step summary. Ctrl-C ends what may take long, never the report."""
         builder = self._builder
         if builder is None:
             return
@@ -183,21 +179,26 @@ class Controller:
                 builder.problems.append(f"a hook pytest_llenergy_report raised {locate_error(error)}")
                 succeeded = False
         except KeyboardInterrupt:
-            builder.problems.append(INTERRUPTED)
-            exitstatus = session.exitstatus = pytest.ExitCode.INTERRUPTED
+            exitstatus = self._note_interrupt(session, "it may lack commit, machine, and what hooks do")
             report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
-        try:
+        if builder.paths:
             with hold_interrupts():
-                if builder.paths:
-                    succeeded = self._write_report(report, builder) and succeeded
-                if self._settings.html is not None:
-                    succeeded = self._write_page(report, self._settings.html, builder) and succeeded
-                if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
-                    self._append_step_summary(report, builder)
+                succeeded = self._write_report(report, builder) and succeeded
+        try:
+            if self._settings.html is not None:
+                succeeded = self._write_page(report, self._settings.html, builder) and succeeded
+            if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):
+                self._append_step_summary(report, builder)
         except KeyboardInterrupt:
-            exitstatus = session.exitstatus = pytest.ExitCode.INTERRUPTED
+            exitstatus = self._note_interrupt(session, "a page or step summary may be missing")
         if ended and not succeeded and exitstatus != pytest.ExitCode.INTERRUPTED:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _note_interrupt(self, session: pytest.Session, effect: str) -> pytest.ExitCode:
+        assert self._builder is not None
+        self._builder.problems.append(f"interrupted while the energy report was written: {effect}")
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+        return pytest.ExitCode.INTERRUPTED
 
     def _write_report(self, report: Report, builder: ReportBuilder) -> bool:
         """Write the report and its copies. On failure return False; the builder has the problem."""
