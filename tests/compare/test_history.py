@@ -260,7 +260,7 @@ class TestSpreadBetweenSessions:
         Path("base.json").write_bytes(encode_report(day_of(40)))
         Path("head.json").write_bytes(encode_report(day_of(41, 1.2)))
         assert main(["compare", "base.json", "head.json", "--inconclusive=fail"]) == 4
-        assert "1 inconclusive" in capsys.readouterr().err
+        assert "1 of 1 test inconclusive" in capsys.readouterr().err
 
     def test_a_broken_history_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         keep(drawn(9, 0.003))
