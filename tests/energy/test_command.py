@@ -142,7 +142,7 @@ def test_several_lines_at_a_moment_are_refused_unless_the_user_says_that_they_ar
     with meter(f"{lines(printed, pause_s=0.2)}@sum={sensors}") as opened:
         energy_j = first_joules(opened)
     assert energy_j / sum(map(int, printed.split())) == pytest.approx(0.2, abs=time.monotonic() - start_s)
-    assert energy_j >= 0.19 * sum(map(int, printed.split()))
+    assert energy_j >= 0.15 * sum(map(int, printed.split()))
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])

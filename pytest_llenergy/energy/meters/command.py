@@ -36,8 +36,8 @@ SILENT_INTERVALS = 5
 #: Latest intervals that show the usual one.
 REMEMBERED_INTERVALS = 50
 
-#: Lines are of several sensors if the lower quartile of their intervals is below this share of the upper one.
-TOGETHER_SHARE = 0.4
+#: Lines are of several sensors if the lower quartile of their intervals is below this share of the mean.
+TOGETHER_SHARE = 0.3
 
 #: A longer pause than this share of the usual interval ends the lines that several sensors print together, or
 #: than this time, until the interval is known (seconds).
@@ -139,7 +139,7 @@ class CommandMeter:
         # The gap that goes on counts if it is the longest one already.
         gaps_s = sorted([*gaps_s, silent_s] if silent_s > max(gaps_s, default=0.0) else gaps_s)
         # A busy machine reads some lines late, with the next ones, but not as many.
-        if gaps_s[len(gaps_s) // 4] < TOGETHER_SHARE * gaps_s[(3 * len(gaps_s) - 1) // 4]:
+        if gaps_s[len(gaps_s) // 4] < TOGETHER_SHARE * statistics.fmean(gaps_s):
             self._fail(
                 "prints several lines at a moment; if they are of N sensors, write @sum=N behind it to add "
                 "them; if they are of one, it must flush each line, or state @sum=1"
