@@ -139,13 +139,12 @@ class Timetable:
         if self._predict(sure)[0] + reach_ns < tick.earliest_ns:
             sure = possible
         self._latest = sure = max(sure, self._latest + 1)
-        if self.learning:
-            return tick
         (first_ns, _), (last_ns, _) = self._predict(sure), self._predict(max(sure, possible))
         # As close to its prediction as the readings allow.
         moment_ns = min(max(first_ns, tick.earliest_ns), tick.latest_ns)
-        if abs(moment_ns - first_ns) > reach_ns:
+        if abs(moment_ns - first_ns) > reach_ns / (2 if self.learning else 1):
             self._forget()
+        if self.learning:
             return tick
         if moment_ns != first_ns and sure >= possible:
             self._fit(moment_ns, self._margin_ns, close=False)
