@@ -35,7 +35,7 @@ from pytest_llenergy.energy.uncertainty import Variances, WindowEnergy
 #: averaged over a tick; of a segment against its label; and together, of the course within a label, averaged
 #: over a tick, and of the time in ticks by which power may step after its mark.
 FLUCTUATIONS, DEVIATIONS = (0.01, 0.05, 0.3), (0.02, 0.1, 0.3)
-COURSES = ((0.01, 0.005), (0.01, 0.05), (0.2, 0.05), (0.7, 0.05))
+COURSES = ((0.01, 0.005), (0.01, 0.05), (0.05, 0.05), (0.2, 0.05), (0.7, 0.05))
 
 #: The same for how a window may differ from others of its name: not at all, or by any power.
 UNLIKE = 1.0
