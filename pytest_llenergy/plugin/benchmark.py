@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from pytest_llenergy.energy.meters.base import Targets
-from pytest_llenergy.errors import LLEnergyError
+from pytest_llenergy.errors import LLEnergyError, PlanError
 from pytest_llenergy.measure.experiment import Experiment
 from pytest_llenergy.measure.foreign_meters import ForeignMeters
 from pytest_llenergy.measure.foreign_rounds import ForeignRounds
@@ -56,6 +56,11 @@ OTHER_TIMER = (
 NO_ROUNDS = "pytest-benchmark {version} reported no round; this version may be unsupported"
 
 RAISED = "the benchmark raised {error}"
+
+ON_HOSTS = (
+    "benchmark measures the energy of pytest's own host, and the test uses others; use "
+    "energy(workers.call(...)) instead"
+)
 
 
 class Benchmarks:
@@ -123,7 +128,10 @@ class Benchmarks:
         elif fixture.enabled:
             # Done now, since it would come between the test's own set-up and the first call.
             self._start_record(request, NOT_CALLED)
-            instrument(fixture, request.getfixturevalue(CONTEXT), self._open_meters)
+            context: TestContext = request.getfixturevalue(CONTEXT)
+            if context.draft.gang is not None:
+                raise PlanError(ON_HOSTS)
+            instrument(fixture, context, self._open_meters)
         elif is_worker(self._config) and self._enabled:
             self._start_record(request, OFF_IN_WORKERS)
 
