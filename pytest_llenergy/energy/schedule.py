@@ -142,7 +142,7 @@ class Timetable:
         (first_ns, _), (last_ns, _) = self._predict(sure), self._predict(max(sure, possible))
         # As close to its prediction as the readings allow.
         moment_ns = min(max(first_ns, tick.earliest_ns), tick.latest_ns)
-        if abs(moment_ns - first_ns) > reach_ns / (2 if self.learning else 1):
+        if abs(moment_ns - first_ns) > reach_ns / 2:
             self._forget()
         if self.learning:
             return tick
