@@ -16,7 +16,8 @@ power is integrated to one (``power_readings``), which lags by a refresh, or is 
 which it was made, but two readings around a tick say when the counter was up to date. ``sampler`` has one
 thread for all meters. ``schedule.Timetable`` fits a line through the latest ticks and reads a few times
 around the next one; ``schedule.Budget`` keeps that below 1 % of a core, and a quarter of it during work,
-except in quiet gaps and next to the edges of windows.
+except in quiet gaps and next to the edges of windows. Elsewhere in a window, ticks may be left unread for a
+second.
 
 **Trace.** Each reading goes to ``trace.Series.add``. If the joules have moved since the last one, that is a
 ``Tick``: energy, and the two moments between which the counter moved. ``Timetable`` narrows the ticks that
@@ -33,9 +34,9 @@ come, ``window_arithmetic.energy_between`` computes E(end) - E(start):
    to its last tick, and E(edge) = C(tick) + P (edge - tick) with the tick next to the work.
 2. Under load: ``joint_solution`` takes all windows that share ticks, and models power as a mean and a trend
    for each name, with deviations, a common course and fluctuation, each Gaussian. Its best linear prediction
-   from the increments between ticks is the energy (kriging). Phases of a round are solved alike. Alone, a
-   window with fewer than two ticks inside may hold all, none or a share of what the power around it does not
-   explain; beside a few others, none to all of what its ticks show.
+   from the increments between ticks is the energy (kriging). ``measure.phases`` solves the phases of a round
+   alike. Alone, a window with fewer than two ticks inside (``edges.is_short_window``) may hold all, none or a
+   share of what the power around it does not explain; beside a few others, none to all of its own ticks.
 3. Counters that are fresh at every reading, and averages: ``edges.energy_at``.
 
 **Uncertainty.** Every step states variances by cause (``uncertainty.Variances``, all at k = 1):
@@ -44,8 +45,8 @@ come, ``window_arithmetic.energy_between`` computes E(end) - E(start):
 - ``outside``: idle power and its fluctuation, over the distance to the tick; what stood still, readings that
   lag;
 - ``resolution``: the counter's step q gives q²/6;
-- ``shape``: what the model leaves open, power that falls slowly after the work. It is the same in all
-  windows, so that its standard uncertainties are added;
+- ``shape``: what the model leaves open, and the tail after the work: its power for ``Domain.tail_s``, which
+  does not fall at once. It is the same in all windows, so that its standard uncertainties are added;
 - ``coverage``: what a part-time sensor did not sample, or what happened between two power readings;
 - ``attribution``, ``clock``: the split of a busy CPU (``attribution``), the clock of another host.
 
