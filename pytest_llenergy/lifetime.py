@@ -28,7 +28,7 @@ ENDS_ALL = "LLENERGY_RUN_ENDS_ALL"
 
 
 def module_command(name: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this package as a program."""
+    """Return the command that runs a module, such as one of this package, as a program."""
     root = Path(__file__).parents[1]
     return [sys.executable, "-u", "-c", PROGRAM, str(root), name, *arguments]
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pytest_llenergy.backends.models import ModelSource, make_random_model, translate_load_errors
 from pytest_llenergy.errors import ModelError
+from pytest_llenergy.lifetime import module_command
 from pytest_llenergy.record.base import cache_directory
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -124,14 +125,14 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
     if source.kind not in ("gguf", "random"):
         return source
     done = subprocess.run(
-        [sys.executable, "-m", __name__, source.kind, source.location],
+        module_command("pytest_llenergy.backends.convert", source.kind, source.location),
         capture_output=True,
         text=True,
         errors="replace",
         stdin=subprocess.DEVNULL,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if isinstance(path, str) and path),
             # Keep it off the devices of the test.
             **{"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
         },

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from pytest_llenergy.backends.options import select_options
 from pytest_llenergy.backends.precision import list_types
 from pytest_llenergy.backends.tasks import Generation, GenerationParams, cut_at_end
 from pytest_llenergy.errors import BackendError, ModelError
+from pytest_llenergy.lifetime import module_command
 from pytest_llenergy.record.record import BackendInfo, Precision
 from pytest_llenergy.scratch import ScratchDirectory
 
@@ -261,7 +261,7 @@ def onnx_directory(source: ModelSource, precision: str, version: str) -> Path:
         with ScratchDirectory(directory.parent) as scratch:
             places = ["-i", path, "-o", str(directory), "-c", str(scratch.path)]
             done = subprocess.run(
-                [sys.executable, "-m", BUILDER, *places, "-p", precision, "-e", "cpu"],
+                module_command(BUILDER, *places, "-p", precision, "-e", "cpu"),
                 env={**os.environ, **NO_TELEMETRY, "HF_HUB_OFFLINE": "1"},
                 capture_output=True,
                 text=True,

@@ -2,7 +2,8 @@
 """GPUs that this process may use: parse ``CUDA_VISIBLE_DEVICES``, its like of AMD, and ``--energy-gpus``.
 
 ``CUDA_VISIBLE_DEVICES`` follows the CUDA programming guide: numbers, or UUIDs and beginnings of them; an
-element that is negative, out of range, ambiguous or unknown ends the list. ROCm reads
+element that is negative, out of range, ambiguous, unknown or of the other kind ends the list, and a repeated
+one empties it. ROCm reads
 ``ROCR_VISIBLE_DEVICES``, and then ``HIP_VISIBLE_DEVICES`` and ``CUDA_VISIBLE_DEVICES``, each of which counts
 what the one before has left.
 
@@ -79,23 +80,33 @@ def parse_visible_devices(environment: Mapping[str, str], inventory: Inventory) 
         numbered = visible.uuids
         # A MIG instance is visible by its UUID alone.
         named = [*numbered, *(instance.uuid for instance in inventory.instances)]
-        chosen: dict[str, None] = {}
+        chosen: list[str] = []
         ended = None
-        for element in map(str.strip, value.split(",")):
-            if element.isdecimal():
+        for element in value.split(","):
+            if _kind(element) != _kind(value):
+                matches = []
+            elif element.strip().isdecimal():
                 matches = list(numbered[int(element) :][:1])
             else:
                 matches = [uuid for uuid in named if element and uuid.startswith(element)]
             if len(matches) != 1:
                 # An empty or negative one is the usual way to end a list on purpose.
-                usual = not element or element.startswith("-")
+                usual = element.strip()[:1] in ("", "-")
                 ended = None if usual else f"{element!r} does not match exactly one GPU"
                 break
-            chosen[matches[0]] = None
+            if matches[0] in chosen:
+                chosen, ended = [], f"{element!r} repeats a device, so CUDA shows none"
+                break
+            chosen.append(matches[0])
         visible = VisibleDevices(tuple(chosen), ended)
         if value.strip()[:1].isdecimal():
             _check_order(value, environment, visible, inventory)
     return visible
+
+
+def _kind(element: str) -> str:
+    """Return what a list holds by its first element: numbers, around which blanks do not matter, or names."""
+    return "number" if element.lstrip()[:1].isdecimal() else element[:4]
 
 
 def _check_order(

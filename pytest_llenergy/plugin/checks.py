@@ -91,6 +91,13 @@ def check_names(config: pytest.Config, state: RunState) -> None:
             meters = state.meters
             check_meters(settings.meter, meters)
             check_arguments(settings.meter, meters)
+    names = [name for name, _ in settings.server]
+    with naming_option(config, "server"):
+        for name in names:
+            if names.count(name) > 1:
+                raise LLEnergyError(
+                    f"two servers for the backend {name}; name them: NAME=URL or NAME=COMMAND"
+                )
     if settings.backend:
         with naming_option(config, "backend"):
             for spec in select_backends(settings.backend, state.backends):

@@ -181,10 +181,10 @@ class Controller:
         except KeyboardInterrupt:
             exitstatus = self._note_interrupt(session, "it may lack commit, machine, and what hooks do")
             report = builder.build(int(exitstatus), complete=complete, baseline=baseline)
-        if builder.paths:
-            with hold_interrupts():
-                succeeded = self._write_report(report, builder) and succeeded
         try:
+            if builder.paths:
+                with hold_interrupts():
+                    succeeded = self._write_report(report, builder) and succeeded
             if self._settings.html is not None:
                 succeeded = self._write_page(report, self._settings.html, builder) and succeeded
             if self._settings.keeps_something and os.environ.get(STEP_SUMMARY):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_llenergy.devices.inventory import Instance, Inventory
@@ -44,6 +46,13 @@ ROWS: list[tuple[str | None, tuple[str, ...], str | None]] = [
     ("GPU-b", (C,), None),
     ("GPU-a1b2c30", (), "'GPU-a1b2c30' does not match exactly one GPU"),
     ("GPU-b,GPU-f00d,GPU-c", (C,), "'GPU-f00d' does not match exactly one GPU"),
+    ("0,0", (), "'0' repeats a device, so CUDA shows none"),
+    (f"{A},{A}", (), f"'{A}' repeats a device, so CUDA shows none"),
+    ("GPU-b,1", (C,), "'1' does not match exactly one GPU"),
+    ("1,GPU-b", (B,), "'GPU-b' does not match exactly one GPU"),
+    ("GPU-b,MIG-7b", (C,), "'MIG-7b' does not match exactly one GPU"),
+    (" GPU-b", (), "' GPU-b' does not match exactly one GPU"),
+    ("GPU-b, GPU-c", (C,), "' GPU-c' does not match exactly one GPU"),
     (FIRST, (FIRST,), None),
     ("MIG-7b", (FIRST,), None),
     (f"{SECOND},{FIRST}", (SECOND, FIRST), None),
@@ -77,6 +86,23 @@ def test_device_lists_are_parsed_as_cuda_does(
 ) -> None:
     found = parse_visible_devices(environment(value), DIVIDED)
     assert (found.uuids, found.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(("value", "expected", "_reason"), [row for row in ROWS if "MIG" not in str(row)])
+def test_torch_parses_device_lists_alike(
+    value: str | None, expected: tuple[str, ...], _reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only faked part is what the driver would answer."""
+    cuda: Any = pytest.importorskip("torch.cuda")
+    monkeypatch.delenv(VISIBLE_DEVICES, raising=False)
+    monkeypatch.setattr(cuda, "_raw_device_uuid_nvml", lambda: list(UUIDS))
+    monkeypatch.setattr(cuda, "_raw_device_count_nvml", lambda: len(UUIDS))
+    if value is not None:
+        monkeypatch.setenv(VISIBLE_DEVICES, value)
+    count, parsed = cuda._device_count_nvml(), cuda._parse_visible_devices()
+    if parsed and isinstance(parsed[0], str):
+        parsed = cuda._transform_uuid_to_ordinals(parsed, list(UUIDS))
+    assert tuple(UUIDS[index] for index in parsed[:count]) == expected
 
 
 @pytest.mark.parametrize("order", [None, "FASTEST_FIRST", "pci_bus_id"])

@@ -23,6 +23,9 @@ from pytest_llenergy.record.timeline import RequestTimeline
 
 END_OF_STREAM = b"[DONE]"
 
+#: Client errors of a server that has too much to do: a request that took too long, and too many requests.
+BUSY_STATUSES = (408, 429)
+
 #: How a test names a model that the server does not list.
 NAME_IT = 'name it with @pytest.mark.backend_options(model="NAME")'
 
@@ -92,11 +95,13 @@ class FailedRequestError(BackendError):
 
     Attributes:
         status: Status of its answer or of an error within the stream; 0 if the server gave none.
+        is_rejected: Whether the server would have answered no better at any load.
     """
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, *, is_wrong: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.is_rejected = is_wrong or (300 <= status < 500 and status not in BUSY_STATUSES)
 
 
 @dataclass(frozen=True)
@@ -198,10 +203,11 @@ def read_answer(stream: Stream, name: str) -> Answer:
     if usage is None or produced is None or usage.prompt_tokens is None:
         raise FailedRequestError(
             f"server: {name}: no usage in the stream, so tokens cannot be counted; the server must support "
-            "stream_options.include_usage"
+            "stream_options.include_usage",
+            is_wrong=True,
         )
     if usage.prompt_tokens < 1:
-        raise FailedRequestError(f"server: {name}: usage counts no tokens in the prompt")
+        raise FailedRequestError(f"server: {name}: usage counts no tokens in the prompt", is_wrong=True)
     _check_usage(chunks, produced, sum(chunk.has_text for chunk in chunks[counted:]), name)
     counts, doubt = _count_tokens(chunks, produced, finish)
     ids = [token for chunk in chunks for token in chunk.ids]
@@ -270,11 +276,13 @@ def _check_usage(chunks: Sequence[_Chunk], produced: int, later: int, name: str)
     elif produced < 1:
         raise FailedRequestError(f"server: {name}: no tokens were produced")
     elif not with_text:
-        raise FailedRequestError(f"server: {name}: {produced} tokens but no text")
+        raise FailedRequestError(f"server: {name}: {produced} tokens but no text", is_wrong=True)
     elif _count_own(chunks) > produced:
         fault = f"usage counts {produced} tokens, but {with_text} chunks have text"
     if fault is not None:
-        raise FailedRequestError(f"server: {name}: {fault}; the usage must be that of the whole answer")
+        raise FailedRequestError(
+            f"server: {name}: {fault}; the usage must be that of the whole answer", is_wrong=True
+        )
 
 
 def _count_own(chunks: Sequence[_Chunk]) -> int:
@@ -348,7 +356,7 @@ def check_lengths(
     elif input_tokens not in (None, counted):
         fault = f"the server counts {counted} tokens in a prompt written to have {input_tokens}"
     if fault is not None:
-        raise FailedRequestError(f"server: {name}: {fault}")
+        raise FailedRequestError(f"server: {name}: {fault}", is_wrong=True)
 
 
 def explain_status(stream: Stream) -> str:

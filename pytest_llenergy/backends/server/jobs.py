@@ -62,11 +62,17 @@ class Exchange:
 
 
 def read_answers(
-    server: ServerBackend, exchanges: Sequence[Exchange], params: GenerationParams, asked: int
+    server: ServerBackend,
+    exchanges: Sequence[Exchange],
+    params: GenerationParams,
+    asked: int,
+    *,
+    in_search: bool = False,
 ) -> tuple[list[tuple[Exchange, Answer]], list[str]]:
     """Return the exchanges with an answer, and the messages of the failed ones, out of ``asked``.
 
-    After measured time: a check whether the server has died takes a second.
+    After measured time: a check whether the server has died takes a second. ``in_search``: failures are a
+    sign of too high a load, unless they happen at any.
     """
     if any(each.stream.broke for each in exchanges):
         server.check_alive()
@@ -86,6 +92,10 @@ def read_answers(
                 is_full_length=is_full_length,
             )
         except FailedRequestError as error:
+            if in_search and error.is_rejected:
+                raise BackendError(
+                    f"{error}; the server rejects it at any load, so max_failures does not apply"
+                ) from None
             failures.append(str(error))
         else:
             answered.append((exchange, answer))
@@ -239,7 +249,13 @@ class LoadJob:
         return self.encoder.encode(msgspec.structs.replace(request, prompt=opened))
 
     def result(self, outcome: LoadOutcome) -> ServedLoad:
-        answered, failures = read_answers(self.server, outcome.exchanges, self.params, len(self.requests))
+        answered, failures = read_answers(
+            self.server,
+            outcome.exchanges,
+            self.params,
+            len(self.requests),
+            in_search=self.params.probe is not None,
+        )
         refusal = _refusal(failures, len(answered), self.params.max_failures)
         if refusal is not None:
             if self.params.probe is None:
