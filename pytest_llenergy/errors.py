@@ -83,7 +83,3 @@ class WorkerError(LLEnergyError):
 
 class WorkerPlacementError(WorkerError):
     """The ranks did not start on the devices that were planned."""
-
-
-class LLEnergyWarning(UserWarning):
-    """Base of all warnings issued by pytest-llenergy."""

@@ -54,7 +54,8 @@ def missing_modules(python: str, modules: tuple[str, ...], name: str) -> tuple[s
             env=activated_environment(os.environ, python),
             check=False,
         )
-        return tuple(json.loads(done.stdout))
+        # A wrapper or sitecustomize may print before it.
+        return tuple(json.loads(done.stdout.rstrip().rpartition("\n")[2]))
     except (OSError, subprocess.TimeoutExpired) as error:
         why = f"cannot be used ({error})"
     except ValueError:

@@ -297,3 +297,19 @@ class TestStreams:
             FailedRequestError, match=r"usage counts {} tokens, \w+ {} chunks".format(*numbers)
         ):
             answer(*((120, part) for part in parts), (150, DONE))
+
+    @pytest.mark.parametrize(
+        ("status", "is_rejected"),
+        [(400, True), (413, True), (422, True), (408, False), (429, False), (503, False)],
+    )
+    @pytest.mark.parametrize("place", ["status", "stream"])
+    def test_a_fault_of_the_request_is_told_from_a_busy_server(
+        self, status: int, is_rejected: bool, place: str
+    ) -> None:
+        error = json.dumps({"error": {"message": "no", "code": status}}).encode()
+        given = stream((120, error), status=status)
+        if place == "stream":
+            given = stream((120, b"data: " + error + b"\n\n"))
+        with pytest.raises(FailedRequestError) as caught:
+            read_answer(given, "request 1 of 1")
+        assert caught.value.is_rejected is is_rejected

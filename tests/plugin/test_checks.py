@@ -21,6 +21,13 @@ def refusal(pytester: pytest.Pytester, *args: str) -> str:
     return error.removeprefix("ERROR: ")
 
 
+def test_servers_have_names_of_their_own(pytester: pytest.Pytester) -> None:
+    told = refusal(pytester, "--energy-server=python {port}", "--energy-server=python3 {port}")
+    assert told == (
+        "--energy-server: two servers for the backend server; name them: NAME=URL or NAME=COMMAND"
+    )
+
+
 @pytest.mark.parametrize("key", ["report", "html", "compare"])
 def test_ini_key_is_named_in_errors_about_files(pytester: pytest.Pytester, key: str) -> None:
     value = {"report": "none/e.json", "html": "none/e.html", "compare": "none.json"}[key]

@@ -293,3 +293,20 @@ def test_ctrl_c_while_the_page_is_drawn_keeps_the_report(quick: pytest.Pytester)
     assert report is not None
     assert len(report.records) == 1
     assert not list(quick.path.glob(".energy*"))
+
+
+def test_ctrl_c_while_the_report_is_written_ends_the_run_in_order(quick: pytest.Pytester) -> None:
+    quick.makeconftest(
+        TEN_WATTS + "import os, signal\nfrom pytest_llenergy.plugin.report_builder import ReportBuilder\n"
+        "write = ReportBuilder.write\n"
+        "def interrupted(*given):\n    os.kill(os.getpid(), signal.SIGINT)\n    return write(*given)\n"
+        "ReportBuilder.write = interrupted\n"
+    )
+    quick.makepyfile(test_it=FIRST + "def test_fails(): assert not 'seen'\n")
+    with running() as process:
+        output = process.communicate()[0]
+    assert process.returncode == 2
+    assert "1 failed, 1 passed" in output
+    report = kept(quick.path)
+    assert report is not None
+    assert len(report.records) == 1
