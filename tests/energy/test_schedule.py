@@ -88,9 +88,9 @@ class TestTimetable:
         series, _, readings = read_rarely(sensor, 30, wait_ms * MS, closely_s=3)
         after = [tick for tick in series.ticks if tick.earliest_ns > EPOCH + 33 * S]
         assert len(after) >= 18
-        # The first ones may come before the first reading near them.
+        # The first ones may come before the first reading near them. With jitter it may learn anew.
         assert max(tick.gap_s for tick in after[2:]) < 0.009
-        assert median(tick.gap_s for tick in after) < 0.003
+        assert median(tick.gap_s for tick in after) < (0.006 if jitter_ms else 0.003)
         assert readings < 120
 
     def test_a_counter_with_postponed_readings_is_still_read_at_every_tick(self) -> None:

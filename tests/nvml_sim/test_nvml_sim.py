@@ -177,12 +177,12 @@ def test_a_board_can_be_lost_for_a_while(tmp_path: Path, nvml_attach: Attach) ->
     world = world_of(tmp_path)
     handle = (nvml := nvml_attach(world)).nvmlDeviceGetHandleByIndex(0)
     now_ns = time.monotonic_ns()
-    world.add_fault(0, Fault("lost", now_ns, now_ns + 20 * MS))
+    world.add_fault(0, Fault("lost", now_ns, now_ns + 1000 * MS))
     world.add_fault(0, Fault("lost", now_ns + 3600_000 * MS))
     with pytest.raises(nvml.NVMLError_GpuIsLost):
         nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
     # The stand-in goes by the real clock.
-    time.sleep(0.02)
+    time.sleep(1.0)
     assert nvml.nvmlDeviceGetTotalEnergyConsumption(handle) > 0
 
 
