@@ -21,10 +21,11 @@ Where the ticks tell little, as when iterations keep step with them, the uncerta
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from itertools import accumulate, pairwise, product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from pytest_llenergy.energy.edges import INSIDE
@@ -44,6 +45,9 @@ UNLIKE = 1.0
 #: too sure of one size (Holmes and Walker, *Biometrika* 104, 2017, on general Bayesian updating).
 CAUTION = 0.5
 
+#: Sizes with less weight than this are left out.
+NEGLIGIBLE = 1e-8
+
 #: Standard deviation of the mean power of a label, as a multiple of the highest power of a tick, and of its
 #: change from the start of each segment of the label to the end.
 ANY_POWER, ANY_TREND = 3.0, 0.6
@@ -53,9 +57,6 @@ SHORTEST_TICKS = 1 / 20
 
 #: Widths of the parts into which the course is divided from either end of a segment, in ticks.
 WIDTHS = (SHORTEST_TICKS, 1 / 10, 1 / 5, 2 / 5)
-
-#: How far these reach from that end.
-SIDES = tuple(accumulate(WIDTHS))
 
 #: Ticks that are kept on either side of a mark; those further inside a segment tell nothing about its ends.
 KEPT_TICKS = 4
@@ -322,37 +323,35 @@ class _Cells:
         import numpy as np
 
         self.origin_ns = segments[0].start_ns
-        self.tick_s = tick_s = float(np.median(np.diff([tick.time_ns for tick in ticks]))) / 1e9
-        starts_s, lengths_s, middles, places = list[float](), list[float](), list[float](), list[int]()
-        owners = list[int]()
-        for number, each in enumerate(segments):
-            span_s = (each.end_ns - each.start_ns) / 1e9
-            # As many widths from either end as leave an inner part.
-            many = bisect_left(SIDES, span_s / (2 * tick_s))
-            outer_s = [width * tick_s for width in WIDTHS[:many]]
-            own_s = [*outer_s, span_s - 2 * sum(outer_s), *reversed(outer_s)]
-            done_s = list(accumulate(own_s, initial=0.0))
-            starts_s += [(each.start_ns - self.origin_ns) / 1e9 + done for done in done_s[:-1]]
-            lengths_s += own_s
-            middles += [(a + b) / 2 / max(span_s, 1e-9) - 0.5 for a, b in pairwise(done_s)]
-            # Parts count from the start of the segment and, below zero, from its end.
-            places += [*range(len(outer_s)), len(WIDTHS), *range(-len(outer_s), 0)]
-            owners += [number] * len(own_s)
-        self.owners = np.array(owners)
-        self.starts_s = np.array(starts_s)
-        self.ends_s = self.starts_s + lengths_s
+        steps = sorted(b.time_ns - a.time_ns for a, b in pairwise(ticks))
+        self.tick_s = tick_s = steps[len(steps) // 2] / 1e9
+        edges_ns = np.array([(each.start_ns, each.end_ns) for each in segments]) - self.origin_ns
+        begins_s, spans_s = edges_ns[:, 0] / 1e9, (edges_ns[:, 1] - edges_ns[:, 0]) / 1e9
+        # As many widths from either end as leave an inner part; ``depths`` count from the nearer end.
+        widths_s, sides_s = np.array([*WIDTHS, 0.0]) * tick_s, np.cumsum([0.0, *WIDTHS]) * tick_s
+        many = np.searchsorted(2 * sides_s[1:], spans_s)
+        self.owners = owners = np.repeat(np.arange(len(segments)), 2 * many + 1)
+        many, spans_s, begins_s = many[owners], spans_s[owners], begins_s[owners]
+        parts = np.arange(len(owners)) - np.searchsorted(owners, owners)
+        depths = np.minimum(parts, 2 * many - parts)
+        lengths_s = np.where(depths == many, spans_s - 2 * sides_s[many], widths_s[depths])
+        done_s = np.where(parts > depths, spans_s - sides_s[depths] - lengths_s, sides_s[depths])
+        positions = (done_s + lengths_s / 2) / np.maximum(spans_s, 1e-9) - 0.5
+        self.starts_s, self.ends_s = begins_s + done_s, begins_s + done_s + lengths_s
         # Rounding may leave nothing of the inner part.
-        widths = np.maximum(np.array(lengths_s) / tick_s, 1e-6)
+        widths = np.maximum(lengths_s / tick_s, 1e-6)
         known = {label: number for number, label in enumerate({each.label: None for each in segments})}
         names = np.array([known[each.label] for each in segments])[owners]
+        # Parts count from the start of the segment and, below zero, from its end.
+        places = np.where(depths == many, len(WIDTHS), np.where(parts > depths, -1 - depths, depths))
         labels = _grouped(names)
         # What a value of one adds to the mean power of each cell: a deviation of a segment; a course of
         # independent parts, with the same energy in each width; a late step of one energy; mean and trend.
         self._effects = (
-            ((_grouped(self.owners), np.ones(len(owners))),),
+            ((_grouped(owners), np.ones(len(owners))),),
             ((_grouped(names * (2 * len(WIDTHS) + 1) + places), widths**-0.5),),
-            ((labels, np.diff(owners, prepend=-1) / widths),),
-            ((labels, np.full(len(owners), ANY_POWER)), (labels, ANY_TREND * np.array(middles))),
+            ((labels, (parts == 0) / widths),),
+            ((labels, np.full(len(owners), ANY_POWER)), (labels, ANY_TREND * positions)),
         )
 
     def shares_of(self, lengths_s: Any) -> list[Any]:
@@ -404,14 +403,31 @@ class _Block:
             [np.diag(elapsed_s) * cells.tick_s, *(np.einsum("ik,jk->ij", seen, seen) for seen in self._seen)]
         )
         self._noise = _tick_noise(ticks, powers_w, series)
-        among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
+        self._among = np.einsum("sk,kij->sij", self._sizes, parts) + sum(self._noise)
         # The prior mean of all powers is arbitrary, since labels may have any power.
         self._usual_w, self._total_j = float(np.median(powers_w)), float(increments_j.sum())
-        surprises_j = increments_j - self._usual_w * elapsed_s
-        self._inverse = np.linalg.inv(among)
-        self._explained = self._inverse @ surprises_j
-        # Log of how well each size explains the increments.
-        self._evidence = -0.5 * (self._explained @ surprises_j + np.linalg.slogdet(among)[1])
+        self._surprises_j = increments_j - self._usual_w * elapsed_s
+
+    def _evidence(self, seen_s: Any, unlike: bool) -> Any:
+        """Return the log evidence of each size and target, below it that of targets with any power."""
+        import numpy as np
+
+        # In the factor L of a matrix with rows R added below, these are R L⁻ᵀ if the rest of its diagonal
+        # is large enough. Sums of their products give all evidence, without an inverse for each size.
+        among, own = self._among, math.sqrt(self._own)
+        rows = np.vstack([self._surprises_j, own * seen_s.T]) if unlike else self._surprises_j[None]
+        n, more = among.shape[1], len(rows)
+        extended = np.zeros((len(among), n + more, n + more))
+        extended[:, :n, :n], extended[:, n:, :n] = among, rows
+        extended[:, range(n, n + more), range(n, n + more)] = 1e30
+        factor = np.linalg.cholesky(extended)
+        surprise, *_ = last = factor[:, n:, :n].transpose(1, 0, 2)
+        log_root = np.log(np.diagonal(factor, axis1=1, axis2=2)[:, :n]).sum(1)
+        evidence = np.repeat((-0.5 * (surprise**2).sum(1) - log_root)[:, None], seen_s.shape[1], 1)
+        if not unlike:
+            return evidence
+        shown, spread = np.einsum("tsn,sn->st", last[1:], surprise), 1 + (last[1:] ** 2).sum(2).T
+        return np.vstack([evidence, evidence + 0.5 * (shown**2 / spread - np.log(spread))])
 
     def solve(self, targets: Sequence[Sequence[int]], unlike: bool) -> list[WindowEnergy]:
         """Return the energy of each target within the block."""
@@ -424,29 +440,30 @@ class _Block:
         seen_s = np.array([self._seen[0][:, target].sum(1) for target in targets]).T
         wanted = self._cells.shares_of(inside_s)
         duration_s = inside_s.sum(1)
+        evidence = self._evidence(seen_s, unlike)
+        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
+        credence = (credence / credence.sum(0)).reshape(-1, len(self._sizes), len(targets))
+        tried = (credence > NEGLIGIBLE).any((0, 2))
+        sizes, credence = self._sizes[tried], credence[:, tried].reshape(-1, len(targets))
+        inverse = np.linalg.inv(self._among[tried])
+        explained = inverse @ self._surprises_j
         # Covariances of the increments with the targets, and of the targets, for each size.
         shared = [np.einsum("nk,tk->nt", *each) for each in zip(self._seen, wanted, strict=True)]
-        across = np.einsum("sk,knt->snt", self._sizes, np.array([seen_s * self._cells.tick_s, *shared]))
-        alone = self._sizes @ np.array(
-            [duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)]
-        )
-        weights = self._inverse @ across
-        energies_j = np.einsum("snt,sn->st", across, self._explained)
+        across = np.einsum("sk,knt->snt", sizes, np.array([seen_s * self._cells.tick_s, *shared]))
+        alone = sizes @ np.array([duration_s * self._cells.tick_s, *((each**2).sum(1) for each in wanted)])
+        weights = inverse @ across
+        energies_j = np.einsum("snt,sn->st", across, explained)
         variances = alone - np.einsum("snt,snt->st", across, weights)
-        evidence = np.repeat(self._evidence[:, None], len(targets), 1)
         if unlike:
             # A power of its own adds own * seen seenᵀ to the covariance: its inverse follows from the other.
-            changed = self._inverse @ seen_s
+            changed = inverse @ seen_s
             spread = 1 + self._own * np.einsum("nt,snt->st", seen_s, changed)
             gain = self._own * (duration_s - np.einsum("nt,snt->st", seen_s, weights)) / spread
-            shown = self._explained @ seen_s
             weights = np.concatenate([weights, weights + gain[:, None] * changed])
-            energies_j = np.vstack([energies_j, energies_j + gain * shown])
+            energies_j = np.vstack(
+                [energies_j, energies_j + gain * np.einsum("nt,sn->st", seen_s, explained)]
+            )
             variances = np.vstack([variances, variances + gain**2 * spread / self._own])
-            more = self._own * shown**2 / spread - np.log(spread)
-            evidence = np.vstack([evidence, evidence + 0.5 * more])
-        credence = np.exp(CAUTION * (evidence - evidence.max(0)))
-        credence /= credence.sum(0)
         means_j = (credence * energies_j).sum(0)
         totals = (credence * (variances + energies_j**2)).sum(0) - means_j**2
         means_j += self._usual_w * duration_s
