@@ -149,6 +149,7 @@ def convert_in_subprocess(source: ModelSource) -> ModelSource:
 
 if __name__ == "__main__":
     try:
+        # Its kind is one of those that ``convert_in_subprocess`` passes.
         path = pretrained_path(ModelSource(*sys.argv[1:]))  # type: ignore[arg-type]
         sys.stdout.write(f"{path}\n")
     except ModelError as error:
