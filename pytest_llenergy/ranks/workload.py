@@ -163,6 +163,6 @@ def _highest(known: int | None, new: int | None) -> int | None:
 def _unpickle(result: bytes, rank: int) -> Any:
     try:
         return load_result(result)
-    except Exception as error:
+    except Exception as error:  # unpickling runs constructors of whatever the test returned
         what = f"{type(error).__name__}: {error}"
         raise WorkerError(f"rank {rank}: its result cannot be read in this process ({what})") from error
